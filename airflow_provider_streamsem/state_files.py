@@ -123,7 +123,6 @@ def is_complete(store: Store, state: Json) -> bool:
 
 
 def _wrong_snapshots(store: Store, state: Json) -> list[str]:
-    """Return the keys of the snapshots of a state that are missing or have another content than the recorded one."""
     parsed = operator_state(state)
     snapshots = [] if parsed is None else list(_snapshots(parsed))
     found = in_threads(lambda snapshot: _digest(store, snapshot[0]), snapshots)
@@ -176,11 +175,7 @@ def unloadable(store: Store, states: Sequence[Json]) -> list[int]:
 
 
 def _is_loadable(store: Store, state: OperatorState, listed: Mapping[str, int]) -> bool:
-    """
-    Return whether a state can be loaded.
-
-    :param listed: key of each state file → its size in bytes
-    """
+    """``listed`` maps the key of each state file to its size in bytes."""
     for key, digest in _snapshots(state):
         data = store.read(key) if key in listed else None
         if data is None or sha256(data)[:_DIGITS] != digest:
@@ -247,12 +242,7 @@ class _Directory:
         self.snapshots.setdefault(batches, []).append(stat)
 
     def unneeded(self, store: Store, oldest: int, kept: Mapping[str, str]) -> Iterator[ObjectStat]:
-        """
-        Yield the files that are not needed.
-
-        :param oldest: number of batches of the oldest state that is kept
-        :param kept: name of each snapshot of that state → its digest
-        """
+        """``oldest`` is the number of batches of the oldest state that is kept. ``kept`` maps each of its snapshots to its digest."""
         older = [stat for batches, stats in sorted(self.snapshots.items()) if batches < oldest for stat in stats]
         base = [stat.key for stat in self.snapshots.get(oldest, []) if stat.key.rpartition("/")[2] in kept]
         # The SST files that a swapped snapshot names are not those that the state needs.
@@ -273,12 +263,10 @@ class _Directory:
 
 
 def _snapshot_names(state: OperatorState) -> set[str]:
-    """Return the names of the snapshots of a state."""
     return {f"{state.batches}_{id}.zip" for operator in state.operators for ids in operator.ids for id in ids}
 
 
 def _sst_keys(store: Store, snapshot: str) -> set[str] | None:
-    """Return the keys of the SST files that a snapshot names; ``None`` if the object is missing or is not a snapshot."""
     named = _named_ssts(store, snapshot)
     return None if named is None else {f"{snapshot.rpartition('/')[0]}/SSTs/{name}" for name in named}
 
@@ -290,11 +278,7 @@ def _named_ssts(store: Store, key: str) -> dict[str, int] | None:
 
 
 def _ssts_in(snapshot: bytes) -> dict[str, int] | None:
-    """
-    Return the SST files that a snapshot names, with their sizes in bytes; ``None`` if the bytes are not those of a snapshot.
-
-    Reads at most :data:`_MOST_METADATA_BYTES` of the snapshot's metadata, because a small archive may decompress to gigabytes.
-    """
+    """Return sizes in bytes; ``None``: no snapshot. A small archive may decompress to gigabytes, so :data:`_MOST_METADATA_BYTES` limits the read."""
     try:
         with zipfile.ZipFile(io.BytesIO(snapshot)) as archive:
             member = archive.getinfo("metadata")

@@ -524,7 +524,6 @@ def arguments_of(command: Command) -> tuple[Argument, ...]:
 
 
 def _listed() -> str:
-    """Return the commands in their groups, with their help texts."""
     helps = {command.name: command.help for command in COMMANDS}
     lines = []
     for title, names in GROUPS.items():

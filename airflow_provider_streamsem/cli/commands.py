@@ -113,16 +113,10 @@ def result_of_command(args: argparse.Namespace) -> CommandResult:
 
 
 def _names_python_file(target: str) -> bool:
-    """Return whether a target is a Python file, with or without the name of a variable."""
     return re.search(r"\.py(:[^/]*)?$", target) is not None and not os.path.isdir(target)
 
 
 def _target_of_run(args: argparse.Namespace) -> str:
-    """
-    Return the pipeline that ``streamsem run`` was given, or the pipeline file of ``--source``.
-
-    :raises InvalidError: there is neither a pipeline nor ``--source``, or a pipeline and an option that replaces it
-    """
     if (args.target is None) == (args.source is None) or (args.into is not None and args.source is None):
         names = [name for name in ("target", "source", "into") if getattr(args, name) is not None]
         accepted = ["streamsem run PIPELINE", "streamsem run --source rate --into DIR"]
@@ -131,14 +125,7 @@ def _target_of_run(args: argparse.Namespace) -> str:
 
 
 def _pipeline_of(path: str, name: str) -> Pipeline:
-    """
-    Execute a Python file, such as a DAG file, and return the pipeline in one of its variables.
-
-    The file's directory is added to ``sys.path``, because in Airflow the DAGs folder is on ``sys.path``.
-
-    :param name: the name of the variable
-    :raises InvalidError: there is no such file, its code fails or exits the process, or the variable is not a pipeline
-    """
+    """The file's directory is added to ``sys.path``, because in Airflow the DAGs folder is on ``sys.path``."""
     if not os.path.isfile(path):
         raise InvalidError("the file does not exist", file=path)
     sys.path.insert(0, os.path.dirname(path))
@@ -153,13 +140,7 @@ def _pipeline_of(path: str, name: str) -> Pipeline:
 
 
 def _refuse_without_pipeline(args: argparse.Namespace) -> None:
-    """
-    Raise an error if a command that creates objects of a pipeline was given a log.
-
-    A command must not create them from the spec in the log. A writer of the log could then choose which code runs here, and with which credentials.
-
-    :raises InvalidError: the command requires a pipeline
-    """
+    """A writer of the log could choose, by the spec in it, which code such a command runs here, and with which credentials."""
     builds = next(command.builds for command in COMMANDS if command.name == args.command)
     if builds:
         raise InvalidError(
@@ -211,7 +192,6 @@ def show(args: argparse.Namespace) -> CommandResult:
 
 
 def _text(name: str, value: Json) -> str:
-    """Return the text of a field: a time also in UTC, a state by its operators and its number of ids, a text unchanged, and other values as JSON."""
     if name == "state" and isinstance(value, dict):
         return _state_text(value)
     if name.endswith("_at_ms") and isinstance(value, int):
@@ -325,7 +305,6 @@ def quarantine(args: argparse.Namespace) -> CommandResult:
 
 
 def _position(record: Mapping[str, Any]) -> str:
-    """Return the position of a quarantined record in its source: every field except ``version``, ``raw``, ``encoding`` and ``error``, one a line."""
     fields = {name: value for name, value in record.items() if name not in ("version", "raw", "encoding", "error")}
     return "\n".join(f"{name} {value}" for name, value in sorted(fields.items()) if value is not None)
 
@@ -446,16 +425,10 @@ def skip(args: argparse.Namespace) -> CommandResult:
 
 
 def _url(location: str) -> str:
-    """Return the URL of a log from a URL or a path, which may be relative."""
     return location if "://" in location else os.path.abspath(location)
 
 
 def _urls(args: argparse.Namespace) -> list[str]:
-    """
-    Return the URLs of the logs of a command that takes several.
-
-    :raises InvalidError: one is a pipeline
-    """
     paths = [log for log in args.logs if "://" not in log and not os.path.isdir(log)]
     pipelines = [path for path in paths if path.endswith(".toml") or _names_python_file(path)]
     if pipelines:
@@ -596,11 +569,6 @@ def _show_address(url: str) -> None:
 
 
 def _keep_days(args: argparse.Namespace) -> int:
-    """
-    Return the days to keep.
-
-    :raises InvalidError: they are given without versions to keep
-    """
     if args.keep_days is not None and args.keep_versions is None:
         raise InvalidError(
             "--keep-days applies only together with --keep-versions; nothing was deleted", given=args.keep_days

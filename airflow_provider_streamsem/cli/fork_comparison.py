@@ -97,7 +97,6 @@ def _totals_and_first(different: DataFrame, limit: int) -> tuple[dict[str, int],
 
 
 def _state_document(compared: StateDifference, limit: int) -> dict[str, Any]:
-    """Return the comparison of an operator's state as JSON, with up to ``limit`` different rows."""
     totals, rows = ({}, []) if compared.rows is None else _totals_and_first(compared.rows, limit)
     sides = {
         side: {"rows": count, "different_rows": totals.get(side, 0)}

@@ -68,13 +68,11 @@ def log_table(name: str, rows: list[Json], *, now_ms: int) -> Table:
 
 
 def _result(row: Json) -> str:
-    """Return the result of a version, and what it does if it is no batch."""
     result = row["result"] if row["kind"] == Batch.kind else f"{row['description']}, {row['result']}"
     return f"{result}, rolled back" if row["is_rolled_back"] else result
 
 
 def _written(row: Json) -> list[str]:
-    """Return the number of rows of each sink, with the sink's name if there are several."""
     rows_by_sink = {sink: row["counts"].get(f"written.{sink}") for sink in sorted(row["sinks"])}
     return [
         f"{sink} {rows}" if len(rows_by_sink) > 1 else str(rows)
@@ -84,7 +82,6 @@ def _written(row: Json) -> list[str]:
 
 
 def _in_lines(parts: Iterable[str]) -> str:
-    """Return the texts as lines. If there are more than ``_LINES`` + 1, return only the first and the number of the others."""
     lines = [*parts]
     more = len(lines) - _LINES
     return "\n".join(lines if more <= 1 else [*lines[:_LINES], f"and {more} more"])

@@ -50,7 +50,6 @@ def _repeat(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _logging(*, verbose: bool) -> Iterator[None]:
-    """Write this package's log messages to standard error: with ``verbose`` all from level INFO, otherwise only warnings and errors."""
     from airflow_provider_streamsem.cli.output import PrintableFormatter
 
     package_logger = logging.getLogger("airflow_provider_streamsem")

@@ -212,7 +212,6 @@ def _fitting(table: Table, width: int) -> Table:
 
 
 def _drawn(table: Table) -> RichTable:
-    """Return the table as a rich table."""
     from rich.table import Table as RichTable
     from rich.text import Text
 

@@ -111,7 +111,6 @@ def _pipeline(location: Path, transform: Callable[[Any], Any], state: State | No
 
 
 def _batch(name: str, pipeline: Pipeline, records: str, expected: dict[str, int], engine: SparkEngine) -> Check:
-    """Add a file with the records to the source, run a batch, and compare its counts with the expected ones."""
     assert pipeline.source.location is not None
     source = Path(pipeline.source.location)
     (source / f"{len([*source.iterdir()])}.json").write_text(records)

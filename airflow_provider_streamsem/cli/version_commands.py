@@ -108,7 +108,6 @@ def reprocess(args: argparse.Namespace) -> CommandResult:
 
 
 def _staged_only(args: argparse.Namespace, engine: SparkEngine, *, is_single: bool) -> CommandResult:
-    """Stage one version for review."""
     if not is_single or args.run_key is not None:
         raise InvalidError("--stage-only requires one version, and no --run-key", given=args.version)
     held = stage_reprocessing(args.pipeline, int(args.version), current_lookups=args.current_lookups, engine=engine)
@@ -128,7 +127,6 @@ def commit(args: argparse.Namespace) -> CommandResult:
 
 
 def _selection(args: argparse.Namespace) -> Selection | None:
-    """Return the selection that the arguments of ``reprocess`` describe; ``None`` if they describe none."""
     since_ms, until_ms = (
         None if given is None else time_ms(name, given)
         for name, given in (("--since", args.since), ("--until", args.until))
@@ -168,7 +166,6 @@ def _reprocess_all(
 
 
 def _kept_versions(pipeline: Pipeline, result: RunResult) -> tuple[dict[str, Any], list[str]]:
-    """Return the later versions that a reprocessing run has kept, as a field of the document and as lines of text."""
     later = kept_versions(pipeline, open_commit_log(pipeline.log), result.version)
     field = {"kept_versions": None if later is None else [later.start, later.stop]}
     return field, [] if later is None else [report.state_kept(later)]

@@ -508,11 +508,7 @@ class CommitLog:
 
 
 def _refuse_split(view: LogView, since: int, oldest_readable: int) -> None:
-    """
-    Check that no bound rewrite has rows of versions up to ``since``, and of later ones (R9).
-
-    :raises InvalidError: names the versions between which no reader can start
-    """
+    """Check that no bound rewrite has rows of versions up to ``since``, and of later ones (R9)."""
     for rewrite in view.rewrites:
         commits = rewrite.commits
         if is_bound(rewrite, oldest_readable) and commits[0] <= since < commits[-1]:

@@ -101,11 +101,7 @@ def _moved(record: PipelineRecord, source: str, target: str, sources: str, nonce
 
 
 def _refuse_unfinished(old: CommitLog, target: str) -> None:
-    """
-    Check that the head is not open and has no pending publishes. Only a run at the old location can close or publish it.
-
-    :raises InvalidError: the head is open or has pending publishes
-    """
+    """Only a run at the old location can close or publish the head."""
     try:
         head = old.newest_head()
         if isinstance(head, OpenHead) or head.has_pending_publishes:
@@ -125,13 +121,7 @@ def _refuse_unfinished(old: CommitLog, target: str) -> None:
 
 
 def _claim_location(new: CommitLog, record: PipelineRecord, source: str) -> None:
-    """
-    Create ``pipeline.json`` at the new location (M2).
-
-    After that, no other pipeline can create a log there, and runs refuse this log until it is complete.
-
-    :raises ConflictError: the new location holds another log
-    """
+    """After ``pipeline.json`` exists (M2), no other pipeline can create a log there, and runs refuse this log until it is complete."""
     stored = new.perform(procedures.read_entry(PipelineRecord, keys.PIPELINE))
     if stored is None:
         doctor.require_safe(new)
@@ -182,8 +172,6 @@ def _copy(old: CommitLog, new: CommitLog, moved: Moved, last: int) -> int:
 
     Zombies may still create discoveries at the old location, and a slow process may copy them late. So each process copies the discoveries below its own
     prefix, and the record that declares the log complete names the only valid prefix.
-
-    :raises ConflictError: the new location has other bytes under a key of the log
     """
     done: set[str] = set()
     copied = 0
@@ -213,14 +201,8 @@ def _copy(old: CommitLog, new: CommitLog, moved: Moved, last: int) -> int:
 
 def _copied_key(key: str, old_sources: str, new_sources: str, last: int) -> str:
     """
-    Return the key of an object's copy, or ``""`` if the object is not copied.
-
-    These objects are not copied: ``pipeline.json``, the plan that ends the old log, probes of its store, directory markers, and discoveries below prefixes
-    other than ``old_sources``.
-
-    :param old_sources: prefix of the discoveries in the old log
-    :param new_sources: prefix of the discoveries in the new log
-    :param last: the newest version before the plan that ends the old log
+    Return ``""`` for an object that is not copied: ``pipeline.json``, the plan that ends the old log (after version ``last``), probes of its store, directory
+    markers, and discoveries below prefixes other than ``old_sources``.
     """
     if key == keys.PIPELINE or key == keys.plan(last + 1) or key.startswith("doctor/") or key.endswith("/"):
         return ""

@@ -53,7 +53,6 @@ class _MicroBatchDecoratedOperator(DecoratedOperator, MicroBatchOperator):  # ty
             _refuse_transform(self.pipeline)
 
     def rendered_pipeline(self, context: Any) -> Pipeline:
-        """Return the rendered pipeline with the decorated function as its transform."""
         function = functools.wraps(self.python_callable)(functools.partial(self.python_callable, **self.op_kwargs))
         pipeline = super().rendered_pipeline(context)
         _refuse_transform(pipeline)

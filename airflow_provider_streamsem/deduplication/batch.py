@@ -110,8 +110,6 @@ class DedupBatch:
 
     def _passed_elsewhere(self) -> list[Ids]:
         """
-        Return the ids that passed in other versions.
-
         For reprocessing, these are the ids of the current state, except those of the reprocessed version, and the ids before the version that have expired
         since. The order of the versions does not matter, so neither do the clocks of the machines that planned them.
         """
@@ -130,7 +128,6 @@ class DedupBatch:
         return [others, *(each.where(each.at_ms < expired_before_ms) for each in before)]
 
     def _passed_in_chain(self, chain: ChainStates) -> Ids:
-        """Return the ids that passed in the newest commit of the chain."""
         passed = NO_IDS
         for states in chain.commits:
             before, after = map(self._ids_at_plan, states)

@@ -190,13 +190,7 @@ def _delete_oldest(newest: Path) -> None:
 
 
 def _directory() -> Path:
-    """
-    Return the directory of the copies, which only this user can write to.
-
-    Another user who can write there could hide ids. So no copies are used if it is not private.
-
-    :raises OSError: the directory is not private, or cannot be created
-    """
+    """Another user who can write to the directory could hide ids. So no copies are used if it is not private."""
     path = Path(tempfile.gettempdir()) / f"streamsem-{os.getuid()}"
     with suppress(FileExistsError):
         path.mkdir(mode=0o700)

@@ -112,7 +112,6 @@ def _output(account: Account, sink: str, location: str) -> Any:
 
 
 def _fields(schema: str) -> list[Any]:
-    """Return the columns of a Spark JSON schema, with the type names of Spark SQL."""
     return [SchemaDatasetFacetFields(name=f["name"], type=_type(f["type"])) for f in json.loads(schema)["fields"]]
 
 

@@ -45,11 +45,7 @@ from airflow_provider_streamsem.web.addresses import ACTION_KEY, ACTION_TASK, ac
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """
-    The params of a DAG run.
-
-    :param settings: the params that are set; see :func:`actions_dag`
-    """
+    """The params of a DAG run. ``settings`` has those that are set; see :func:`actions_dag`."""
 
     action: str
     dry_run: bool
@@ -76,7 +72,6 @@ class _Request:
         return () if self.get("versions") is None else parse_versions(str(self.get("versions")))
 
     def version(self) -> int | None:
-        """Return the version, for an action on one version; ``None`` if none is given."""
         spans = self.spans()
         if not spans:
             return None
@@ -94,13 +89,7 @@ def _is_set(value: Any) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Description:
-    """
-    What an action did, or would do.
-
-    :param lines: the description
-    :param confirm: the params that perform what the lines describe, in addition to those of the dry run; ``None`` if there is nothing to perform
-    :param failed: whether the task fails
-    """
+    """What an action did, or would do. ``confirm`` are the params, beside those of the dry run, that do it; ``None`` if there is nothing to do."""
 
     lines: Sequence[str]
     confirm: dict[str, Any] | None = None
@@ -109,8 +98,6 @@ class _Description:
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """An action on a pipeline: the task that performs it, the params, and the opened commit log."""
-
     task: ActionOperator
     ti: Any
     pipeline: Pipeline
@@ -334,7 +321,6 @@ def _vacuum(call: _Call) -> _Description:
 
 
 def _waits_for(head: Head) -> list[str]:
-    """Describe the version that must be closed and published before versions can expire."""
     if isinstance(head, OpenHead) and head.plan.work.stages:
         return [
             f"version {head.plan.version} is open. Before it is closed, no version can expire, and the action fails"

@@ -97,13 +97,7 @@ class CompactOperator(HasPipeline, HasEngine, BaseOperator):  # type: ignore[mis
         return [plain(rewrite) for rewrite in rewrites]
 
     def _wait_for_turn(self, ti: Any, context: Any, error: OpenVersionError) -> None:
-        """
-        End the task until its next start, unless it has waited longer than ``patience``.
-
-        Before Airflow 3.3, the scheduler ignores the time of the next start for tasks that are no sensors. Then the error counts as a try.
-
-        :raises AirflowRescheduleException: the task starts again after its ``retry_delay``
-        """
+        """Before Airflow 3.3, the scheduler ignores the time of the next start for tasks that are no sensors. Then the error counts as a try."""
         if Version(airflow.__version__) < Version("3.3"):
             return
         now = timezone.utcnow()

@@ -76,7 +76,6 @@ class HasEngine:
         return conf if self.spark_packages is None else packages.added(conf, pipeline.spark_packages)
 
     def _conf(self) -> dict[str, str]:
-        """Return the settings of the pipeline file, overridden by those of the task."""
         from_file = load_spark_conf(self.pipeline_file) if self.pipeline_file else {}
         return {**from_file, **(self.spark_conf or {})}
 

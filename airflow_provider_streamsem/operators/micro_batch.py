@@ -211,11 +211,7 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
         return result
 
     def _run(self, context: Any) -> Callable[..., RunResult]:
-        """
-        Return :func:`run_batch`, or :func:`reprocess_run` if the task was cleared and ``rerun="reprocess"``.
-
-        The retries after one clear repeat one request, so they reprocess no version twice. Another clear is a new request.
-        """
+        """The retries after one clear repeat one request, so they reprocess no version twice. Another clear is a new request."""
         cleared = last_clear_id(context["ti"], self.retries) if self.rerun == "reprocess" else 0
         if cleared:
             return partial(reprocess_run, request=f"clear-{cleared}", alter_from=self.alter_from)

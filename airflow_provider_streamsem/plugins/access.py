@@ -130,11 +130,7 @@ def _newest_logs(dag_ids: set[str]) -> Iterator[tuple[str, str, dict[str, str]]]
 def _actions_dags(
     names: set[str], dag_ids: set[str], teams: Mapping[str, str | None], user: Any
 ) -> dict[str, list[ActionsDag]]:
-    """
-    Return name of a pipeline → the DAGs that have its tag, among those that the user may read.
-
-    Whether the user may trigger them is only shown. Airflow checks it again when the page triggers a DAG, and the task refuses a pipeline with another log.
-    """
+    """Whether the user may trigger them is only shown: Airflow checks it again, and the task refuses a pipeline with another log."""
     from airflow.models.dag import DagModel, DagTag
     from airflow.utils.session import create_session
     from sqlalchemy import select
@@ -172,11 +168,7 @@ def _is_text(value: object) -> bool:
 
 
 def _store_access(log: str, conn_id: str, team_name: str | None) -> Any:
-    """
-    Return a context manager within which a log is opened with the S3 access of a connection of type ``streamsem``.
-
-    It refuses a log that is not below the root of the connection, so that a task cannot use the credentials of a connection for another location.
-    """
+    """The context manager refuses a log outside the root of the connection, so that a task cannot use the credentials for another location."""
 
     @contextmanager
     def with_connection() -> Iterator[None]:

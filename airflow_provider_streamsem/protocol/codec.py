@@ -200,11 +200,7 @@ def parse(cls: type[Any], key: str, data: bytes) -> dict[str, Json]:
 
 
 def _canonical_or_damaged(key: str, body: Json) -> bytes:
-    """
-    Encode a parsed entry as canonical JSON.
-
-    :raises LogDamagedError: the entry contains a value that no writer can have written, such as a float
-    """
+    """No writer can have written a value that canonical JSON lacks, such as a float."""
     try:
         return canonical(body)
     except (TypeError, ValueError) as error:
@@ -227,7 +223,6 @@ def lines(key: str, data: bytes) -> list[dict[str, Json]]:
 
 
 def _escaped(value: Json, line: bytes) -> Json:
-    """Replace each lone surrogate of a parsed line with its escape."""
     return _with_escapes(value) if _SURROGATE.search(line.decode()) else value
 
 

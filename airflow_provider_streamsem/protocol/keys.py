@@ -90,7 +90,6 @@ def position(text: str) -> int | None:
 
 
 def _inv(n: int) -> str:
-    """Return the inverted number of a version or another position."""
     if not 0 <= n < N:
         raise LogDamagedError("a version or another position is out of range", invariant="R6", position=n)
     return f"{N - 1 - n:012d}"

@@ -129,12 +129,7 @@ def compare(node: Node, listed: Sequence[Listed], settled_ns: int, *, is_partial
 
 
 def _without_reading(known: KnownRange, inside: Sequence[Listed], settled_ns: int) -> Sequence[Listed] | None:
-    """
-    Return the new files among those that were listed inside a range; ``None`` if the node must be read to find them.
-
-    :param inside: the listed files between the smallest and the largest key of the range
-    :param settled_ns: exclusive upper bound of ``mtime_ns`` of the files in the range
-    """
+    """Return ``None`` if the node must be read to find the new files. ``settled_ns`` is the exclusive upper bound of their ``mtime_ns``."""
     if not inside or _is_as_expected(known, inside):
         return []
     fresh = [item for item in inside if item.file.mtime_ns >= settled_ns]

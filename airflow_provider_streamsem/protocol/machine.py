@@ -150,7 +150,6 @@ def create(key: str, data: bytes) -> Procedure[Creation]:
 
 
 def _event_name(event: Event, data: bytes) -> str:
-    """Return the name of an event in :data:`CREATE`."""
     if isinstance(event, Found):
         return "equal" if event.data == data else "different"
     return type(event).__name__.lower()

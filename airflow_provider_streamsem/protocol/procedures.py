@@ -241,11 +241,7 @@ def closed_outcome(version: int) -> Procedure[Outcome]:
 
 
 def _newest_pointer(run_key: str) -> Procedure[RunPointer | None]:
-    """
-    Return the newest pointer of a run, or ``None`` (W10).
-
-    Reads pointer 0 first, because most runs have no pointer. A listing then suggests the newest j, and the missing pointer j + 1 confirms it.
-    """
+    """Pointer 0 is read first, because most runs have no pointer. The missing pointer j + 1 confirms the newest j of a listing (W10)."""
     first = yield from read_entry(RunPointer, keys.pointer(run_key, 0))
     if first is None:
         return None

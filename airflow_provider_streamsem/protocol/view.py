@@ -354,12 +354,7 @@ class VisibleFiles:
             yield "I24", "a reprocessing run replaces a commit of a bound rewrite"
 
     def _faults_of(self, rewrite: SegmentRewrite, oldest: int, *, is_exact: bool) -> Iterator[tuple[str, str]]:
-        """
-        Yield the rules that a rewrite breaks.
-
-        :param oldest: the oldest readable version
-        :param is_exact: whether :attr:`files` are those that were visible before it
-        """
+        """Yield the rules that a rewrite breaks. ``is_exact`` says whether :attr:`files` are those that were visible before it."""
         if not (names_earlier_commits(rewrite, rewrite.version) and has_its_rows(rewrite)):
             yield (
                 "I23",

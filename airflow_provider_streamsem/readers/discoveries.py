@@ -82,7 +82,6 @@ class DiscoveryCheck:
         return stored[0] if stored else None
 
     def _pages(self, refs: Sequence[PageRef], key: str) -> tuple[list[FoundFile], set[PageRef]]:
-        """Return the files of pages and of their child pages in order of ordinals, and references to all these pages."""
         files: list[FoundFile] = []
         pages = set(refs)
         for ref in refs:
@@ -100,7 +99,6 @@ class DiscoveryCheck:
         return files, pages
 
     def _known(self, node: KnownNode) -> list[FileKey]:
-        """Return the sorted keys of all files in a node of the search tree and in its descendants."""
         file_keys = [*node.files]
         for ref in node.ranges:
             child = self.guarded(partial(self.log.perform, known.read(ref)))

@@ -29,12 +29,7 @@ def file_changes(
 
 
 def _first_changed(history: History, older: Outcome, later: Sequence[Outcome]) -> int:
-    """
-    Return a version before which no file changes its visibility.
-
-    If a commit of a rewrite changes its visibility, the rewrite may cease to apply. Then the files of all its commits become visible again, so they count as
-    changed.
-    """
+    """If a commit of a rewrite changes its visibility, the rewrite may cease to apply. Then the files of all its commits are visible again."""
     if any(outcome.hidden.sinks for outcome in later):
         return 0  # the files of these sinks
     changed: set[int] = set()
@@ -53,10 +48,8 @@ def _first_changed(history: History, older: Outcome, later: Sequence[Outcome]) -
 
 def _without(history: History, files: Sequence[SegmentFile], others: Sequence[SegmentFile]) -> list[SegmentFile]:
     """
-    Return the files of datasets that are not among others.
-
-    The files of a sink outside the log are staged rows. The newest version with files of a sink shows whether the sink is one, because only an alter that
-    hides these files replaces a sink by another one.
+    The files of a sink outside the log are staged rows. The newest version with files of a sink shows whether the sink is one, because only an alter that hides
+    these files replaces a sink by another one.
     """
     known = {(file.version, file.sink) for file in others}
     found = [file for file in files if (file.version, file.sink) not in known]

@@ -237,11 +237,7 @@ class CommittedLog:
         )
 
     def _refuse_expired(self, version: int) -> None:
-        """
-        Refuse to read a version whose files vacuum may have deleted (V8).
-
-        :raises InvalidError: names the oldest readable version
-        """
+        """Vacuum may have deleted the files of an expired version (V8)."""
         newest = self.log.find_head().outcome
         oldest = 0 if newest is None else newest.oldest_readable or 0
         if -1 < version < oldest:

@@ -276,11 +276,7 @@ class History:
     def _completed(
         self, row: _Row, earlier: Sequence[_Row], removed: Sequence[range], oldest_readable: int
     ) -> VersionSummary:
-        """
-        Return the summary of a version with the facts that other versions change.
-
-        :param earlier: the versions before it, newest first
-        """
+        """``earlier`` are the versions before it, newest first."""
         summary = row.summary
         with working():
             changed = self._changed(row, earlier)
@@ -294,11 +290,7 @@ class History:
         )
 
     def _changed(self, row: _Row, earlier: Sequence[_Row]) -> tuple[str, ...]:
-        """
-        Return the spec fields in which a version differs from the newest of the earlier versions.
-
-        Versions that were not processed with the spec in their plan are ignored. So a change is shown at the first batch that uses it.
-        """
+        """Versions that were not processed with the spec in their plan are ignored. So a change is shown at the first batch that uses it."""
         specs = [each.spec for each in (row, *earlier) if each.summary.of_kind.uses_spec][:2]
         if not row.summary.of_kind.uses_spec or len({*specs}) < 2:
             return ()
@@ -348,20 +340,17 @@ def _shortened(text: str) -> str:
 
 
 def _is_final(version: Version) -> bool:
-    """Return whether a version can no longer change."""
     outcome = version.outcome
     return outcome is not None and (version.receipts is not None or not outcome.requires_receipts)
 
 
 def _result(version: Version) -> str:
-    """Return the result of a version; see :class:`VersionSummary`."""
     if version.outcome is None:
         return "held" if is_held(version.plan) else "open"
     return "publishing" if version.outcome.requires_receipts and version.receipts is None else version.outcome.result
 
 
 def _sinks(outcome: Outcome, receipts: Receipts | None) -> dict[str, str]:
-    """Return sink → state; see :class:`VersionSummary`."""
     initial_states = dict.fromkeys(outcome.publish, "waiting")
     results = {} if receipts is None else {name: receipt.result for name, receipt in receipts.sinks.items()}
     return {name: {**initial_states, **results}.get(name, "committed") for name in [*outcome.sinks, *outcome.publish]}

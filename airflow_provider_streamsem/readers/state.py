@@ -98,11 +98,7 @@ def _root_uri(url: str, state: OperatorState) -> str:
 
 
 def _state_links(url: str, state: OperatorState, table: str) -> dict[str, str]:
-    """
-    Return links to the state files: path in the mount table → URI of its target.
-
-    Spark's metadata of ``transformWithState`` has absolute paths of schema files, so such an operator gets the recorded metadata with paths in the mount table.
-    """
+    """Spark's metadata of ``transformWithState`` has absolute paths of schema files, so it is replaced by metadata with paths in the mount table."""
     root = _root_uri(url, state)
     links: dict[str, str] = {}
     for number, operator in enumerate(state.operators):
@@ -141,6 +137,5 @@ def _checkpoint(state: OperatorState) -> dict[str, str]:
 
 
 def _links(table: str, links: dict[str, str]) -> dict[str, str]:
-    """Return the settings of a mount table of Hadoop's view file system."""
     mounted = {f"fs.viewfs.mounttable.{table}.link./{name}": url for name, url in links.items()}
     return {"fs.viewfs.impl": "org.apache.hadoop.fs.viewfs.ViewFileSystem", **mounted}

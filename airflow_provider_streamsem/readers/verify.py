@@ -216,7 +216,6 @@ class _Verification:
         return replace(outcome, result="abort", work=None) if outcome.version in self._wrong_rewrites else outcome
 
     def _try(self, check: Callable[[], T], *, version: int | None = None, do: str = "") -> T | None:
-        """Return the result of a check. If the check raises an error, record it as a violation, with what to do, and return ``None``."""
         try:
             return check()
         except StreamsemError as error:
@@ -286,11 +285,7 @@ class _Verification:
         return outcomes
 
     def _receipts(self, head: ClosedHead, newest: int) -> ClosedHead:
-        """
-        Check the receipts of a commit that publishes to sinks outside the log, and return the head with the markers of the receipts.
-
-        Below the newest version, the receipts must exist, and they must belong to this commit.
-        """
+        """Below the newest version, the receipts must exist, and they must belong to this commit."""
         receipts = self._entry(Receipts, keys.receipts(head.closed), head.closed)
         if receipts is not None:
             self._try(partial(head.with_receipts, receipts[0]), version=head.closed)
@@ -388,11 +383,7 @@ class _Verification:
             self._report("I21", what, version=version)
 
     def _published_after(self, to: int, kept: Mapping[int, Outcome]) -> set[str]:
-        """
-        Return the sinks that have rows of versions after ``to``, according to the receipts (P10).
-
-        :param kept: the outcomes of the versions that were not rolled back
-        """
+        """Return the sinks that have rows of versions after ``to``, according to the receipts (P10). A rollback removed no version of ``kept``."""
         counted: set[tuple[int, str]] = set()
         found: set[str] = set()
         for version in sorted((version for version in kept if version > to), reverse=True):
@@ -407,7 +398,6 @@ class _Verification:
         return found
 
     def _version(self, head: ClosedHead, plan: tuple[Plan, str], outcome: tuple[Outcome, str] | None) -> None:
-        """Check a version against the head before it."""
         version = plan[0].version
         self._try(partial(invariants.check_i19, plan[0]), version=version)
         self._try(partial(head.with_plan, *plan), version=version)
@@ -434,7 +424,6 @@ class _Verification:
                 self._report("I22", what, version=plan.version)
 
     def _config_of(self, spec: str, version: int) -> Json:
-        """Return the immutable fields of a stored spec; ``None`` if it cannot be read."""
         if spec not in self._configs and keys.is_digest(spec):
             self._configs[spec] = self._try(partial(self.opened.log.config_of, spec), version=version)
         return self._configs.get(spec)
@@ -462,7 +451,6 @@ class _Verification:
             }
 
     def _discoveries(self) -> None:
-        """Check the discoveries of each files source."""
         parts = [key.partition(keys.DISCOVERED) for key in self.opened.log.list_keys(keys.SOURCES)]
         for prefix in sorted({before for before, sep, _ in parts if sep}):
             numbers = [keys.parse_newest_first(sep + name) for before, sep, name in parts if before == prefix and sep]
@@ -487,7 +475,6 @@ class _Verification:
             )
 
     def _dedup_state(self, newest: Outcome | None) -> None:
-        """Check that the files of the deduplication state after the newest version exist and are unchanged."""
         state = self.opened.record.initial_state if newest is None else newest.state
         if self._try(partial(dedup.is_complete, self.opened.log.store.url, state)) is False:
             what = "a file of the deduplication state is missing or was changed"
@@ -512,7 +499,6 @@ class _Verification:
             self._report("I6", what, version=states[index][0])
 
     def _files(self, stored: list[tuple[Outcome, str]]) -> None:
-        """Check that every visible file exists, is unchanged, has the recorded number of rows, and is named once."""
         if self.opened.pipeline is not None:
             self._try(partial(self._markers, self.opened.pipeline, stored))
         outcomes = [self._without_wrong(outcome) for outcome, _ in stored]
@@ -570,12 +556,7 @@ class _Verification:
         hidden_in: Mapping[int, set[str]],
         files: _NeededFiles,
     ) -> set[tuple[str, str]]:
-        """
-        Check the files of the rewrites that readers read (I6, I8).
-
-        :param hidden_in: version → the sinks that a later alter has removed
-        :returns: sink and key of each file of a rewrite
-        """
+        """Check the files of rewrites that readers read (I6, I8). ``hidden_in`` maps a version to the sinks that a later alter has removed."""
         named: set[tuple[str, str]] = set()
         attempts = {outcome.version: outcome.attempt_id for outcome in outcomes}
         for rewrite in (rewrite for outcome in outcomes for rewrite in outcome.rewrites):
@@ -596,11 +577,7 @@ class _Verification:
         return named
 
     def _rewritten_file(self, file: DataFile, sink: Sink, format: str, version: int, commit: int | None) -> int:
-        """
-        Check one file of a rewrite, and return its number of rows; 0 if it cannot be read.
-
-        :param commit: a commit whose rows are in the file and that can be reprocessed; ``None`` if there is none
-        """
+        """Return the number of rows; 0 if it cannot be read. ``commit`` has rows in the file and can be reprocessed; ``None``: there is none."""
         try:
             return _file(sink, file, format, version)
         except StreamsemError as error:
@@ -615,11 +592,7 @@ class _Verification:
             return 0
 
     def _own_sinks(self, *, is_marked: bool) -> dict[str, Sink]:
-        """
-        Return the sinks whose datasets belong to this log. The verification reads no other location, even if a stored spec names one.
-
-        :param is_marked: whether the datasets must have a marker. A first run that ended before its first outcome may have left them without one
-        """
+        """Stored specs may name other locations, which are not read. A first run that ended before its first outcome may have left no marker."""
         owned: dict[str, Sink] = {}
         for name, sink in (self._try(lambda: self.opened.sinks) or {}).items():
             if isinstance(sink, str):
@@ -637,11 +610,7 @@ class _Verification:
 
 
 def _file(sink: Sink, file: DataFile, format: str, version: int) -> int:
-    """
-    Check one visible file, and return the number of rows that it contains.
-
-    :raises LogDamagedError: the file is missing, or its size, checksum or number of rows differs from the recorded one
-    """
+    """Return the number of rows that the file contains."""
     size, checksum = sink.file_identity(file.key, format) or (None, None)
     invariants.check_i6(file, version=version, found_bytes=size, found_checksum=checksum)
     rows = sink.count(file.key, format)
@@ -656,9 +625,8 @@ class _NeededFiles:
     """
     Which files readers need, by version and sink.
 
-    :param oldest: the oldest readable version
-    :param now: the versions and sinks whose files readers of the newest version read
-    :param then: those whose files readers of the oldest readable version read
+    :param now: those that readers of the newest version read
+    :param then: those that readers of the oldest readable version read
     :param rewritten: those whose rows readers of the newest version find in the files of a rewrite
     """
 
@@ -668,7 +636,6 @@ class _NeededFiles:
     rewritten: Set[tuple[int, str]]
 
     def is_visible(self, version: int, sink: str) -> bool:
-        """Return whether readers of the newest version read the files."""
         return (version, sink) in self.now
 
     def is_needed(self, version: int, sink: str) -> bool:

@@ -17,8 +17,6 @@ from airflow_provider_streamsem.sensors.condition import ConditionSensor
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Run:
-    """The fields of a task instance that identify a run."""
-
     dag_id: str
     task_id: str
     run_id: str

@@ -255,7 +255,6 @@ def _node(relation: Relation, children: list[Node]) -> Node:
 
 
 def _messages(message: Any) -> Iterator[Any]:
-    """Yield the messages in the fields of a message."""
     for descriptor, value in message.ListFields():
         if descriptor.message_type is None:
             continue
@@ -292,7 +291,6 @@ def _with_nested(expression: Expression) -> Iterator[Expression]:
 
 
 def _called(relation: Relation) -> Iterator[str]:
-    """Yield the names of functions that the expressions of a relation call, and the words of expressions in SQL."""
     for outer in _expressions(relation):
         for each in _with_nested(outer):
             kind = each.WhichOneof("expr_type")
@@ -305,7 +303,6 @@ def _called(relation: Relation) -> Iterator[str]:
 
 
 def _replace(root: Relation, key: Any, stored: Relation) -> bool:
-    """Replace each input with a plan id by stored rows, and return whether there is one."""
     found = [relation for relation in _relations(root) if relation.common.plan_id == key]
     for relation in found:
         relation.CopyFrom(stored)
@@ -314,7 +311,6 @@ def _replace(root: Relation, key: Any, stored: Relation) -> bool:
 
 
 def _relations(root: Relation) -> Iterator[Relation]:
-    """Yield a relation and all relations below it."""
     stack = [root]
     while stack:
         relation = stack.pop()

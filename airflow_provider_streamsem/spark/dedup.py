@@ -87,17 +87,12 @@ class Deduplication:
 
 
 def _length_prefixed(column: str, kind: DataType) -> list[str]:
-    """Return SQL of the bytes of a value, after their number and a colon."""
     data = column if isinstance(kind, BinaryType) else f"CAST({_text(column, kind)} AS BINARY)"
     return [f"CAST(CAST(octet_length({data}) AS STRING) AS BINARY)", "X'3A'", data]
 
 
 def _text(column: str, kind: DataType) -> str:
-    """
-    Return SQL of the canonical text of a value, which does not depend on the width of its type: 5, 5.0 and 5.00 have one id.
-
-    A decimal is not cast to string, because the result would depend on the session's settings and on the scale.
-    """
+    """The text does not depend on the width of the type: 5, 5.0 and 5.00 have one id. A cast of a decimal would depend on settings and scale."""
     if not isinstance(kind, DecimalType):
         return f"CAST({column} AS STRING)"
     digits = f"replace(format_number({column}, {kind.scale}), ',')"

@@ -166,11 +166,6 @@ class SparkEngine:
             raise self._start_error(error) from error
 
     def _check_can_start(self) -> None:
-        """
-        Check that this process can start a JVM with the settings.
-
-        :raises InvalidError: the settings contain secrets that the command line would show, or Java is missing, too old or too new
-        """
         if shown := [name for name in self._secret if not name.startswith(_HADOOP)]:
             raise InvalidError(
                 "Spark settings contain secrets, which the command line of Spark's JVM would show to all users of the machine; nothing was staged",
@@ -180,13 +175,11 @@ class SparkEngine:
         java.check()
 
     def _start_settings(self, needed: Sequence[Package]) -> dict[str, str]:
-        """Return the settings of a session that the engine starts. The settings of the user take precedence."""
         quiet = {"spark.ui.enabled": "false", "spark.ui.showConsoleProgress": "false"}
         conf = packages.added(self._conf, needed) if self._adds_packages else self._conf
         return {**quiet, **_s3a_settings(), **conf}
 
     def _start_error(self, error: Exception) -> StreamsemError:
-        """Return the error for an exception that Spark raised while it started."""
         texts = jvm_exceptions.texts(error)
         refused = installations.refused_setting(texts, jvm_exceptions.conditions(error), self._master)
         if refused is not None:
@@ -274,11 +267,7 @@ class SparkEngine:
 
     @contextmanager
     def _attempt_session(self, needed: Sequence[Package], attempt_id: str) -> Iterator[tuple[SparkSession, Any]]:
-        """
-        Clone the session for one attempt, with :data:`SETTINGS` and the access to the stores. Another thread can interrupt the jobs of the clone.
-
-        :returns: the clone, and the module that inspects its plans
-        """
+        """Another thread can interrupt the jobs of the clone. Yields the clone, and the module that inspects its plans."""
         user_session = self.session(needed)
         from airflow_provider_streamsem.spark import shipping
 
@@ -333,7 +322,6 @@ class SparkEngine:
             interrupt()
 
     def _spark_started(self, session: SparkSession) -> telemetry.SparkStarted:
-        """Return the event that names the Spark application. The result is cached, so that only the first call queries the session."""
         if self._application is None:
             context = session.sparkContext
             self._application = telemetry.SparkStarted(application_id=context.applicationId, ui=context.uiWebUrl or "")
@@ -404,11 +392,7 @@ def engine_of(
 
 
 def _s3a_settings() -> dict[str, str]:
-    """
-    Return S3A settings for the S3 endpoint and region that boto3 reads from environment variables.
-
-    The settings contain no credentials, because S3A reads them from the same variables as boto3.
-    """
+    """S3A reads credentials, but not endpoint and region, from the environment variables that boto3 reads."""
     settings: dict[str, str] = {}
     endpoint = os.environ.get("AWS_ENDPOINT_URL_S3") or os.environ.get("AWS_ENDPOINT_URL")
     if endpoint:

@@ -128,12 +128,7 @@ def consistent_alone(frame: DataFrame, plans: Plans) -> DataFrame:
 def _with_stored_parts(
     frames: Mapping[str, DataFrame], plans: Plans, is_stored_if_shared: Callable[[Node], bool]
 ) -> tuple[dict[str, DataFrame], dict[str, Node], set[Hashable]]:
-    """
-    Store the parts that the plans of the frames share.
-
-    :param is_stored_if_shared: returns whether to store a node that is shared
-    :returns: name → frame, name → its plan, and the keys of the nodes that the plans had in place of stored rows
-    """
+    """Return name → frame, name → its plan, and the keys of the nodes that the plans had in place of stored rows."""
     fixed = dict(zip(frames, plans.with_one_clock(list(frames.values())), strict=True))
     stored: set[Hashable] = set()
     while True:
@@ -150,12 +145,7 @@ def _with_stored_parts(
 
 
 def _check(trees: Mapping[str, Node], stored: set[Hashable], plans: Plans, transform_name: str) -> None:
-    """
-    Check that the frames of several sinks select rows of one evaluation.
-
-    :param stored: the keys of the nodes that were replaced by stored rows
-    :raises DataError: the frames may select different rows
-    """
+    """Check that the frames select rows of one evaluation. ``stored`` are the keys of the nodes that were replaced by stored rows."""
     doubts = {name: found for name, tree in trees.items() if (found := _selection_doubts(tree, plans))}
     read_again = [name for name, tree in trees.items() if stored & {node.key for node in _nodes_of_subqueries(tree)}]
     if len(doubts) < 2 and not read_again:
@@ -219,7 +209,6 @@ def nodes(node: Node) -> Iterator[Node]:
 
 
 def _nodes_of_subqueries(tree: Node) -> Iterator[Node]:
-    """Yield the nodes of all plans in the expressions of a plan."""
     for node in nodes(tree):
         for subquery in node.subqueries:
             yield from nodes(subquery)

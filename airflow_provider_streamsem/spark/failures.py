@@ -169,7 +169,6 @@ def rewrite_error(error: Exception, job: RewriteJob) -> StreamsemError:
 
 
 def _database_error(kind: str, problem: str, version: int) -> StreamsemError:
-    """Translate an error of the function by which executors read a database."""
     if kind == "setup":
         summary = "an executor cannot read the source's database; nothing became visible"
         return InvalidError(summary, version=version, problem=problem).advising(
@@ -196,7 +195,6 @@ def _database_error(kind: str, problem: str, version: int) -> StreamsemError:
 def _condition_error(
     texts: Sequence[str], condition: str, parameters: Mapping[str, str], job: Job, *, is_transient: bool
 ) -> StreamsemError | None:
-    """Return the error for a Spark condition; ``None`` if the condition has no specific error."""
     version = job.plan.version
     path = parameters.get("path", "")
     if condition.startswith("FAILED_READ_FILE") and is_transient:

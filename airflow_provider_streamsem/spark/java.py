@@ -76,7 +76,6 @@ def version_of(path: str) -> int | None:
 
 
 def _hadoop_version() -> tuple[int, ...] | None:
-    """Return the version of Hadoop's client among the jars of the installed Spark; ``None`` if it is not found."""
     spec = find_spec("pyspark")
     home = os.environ.get("SPARK_HOME") or (os.path.dirname(spec.origin) if spec and spec.origin else "")
     for jar in Path(home, "jars").glob("hadoop-client-api-*.jar"):

@@ -223,7 +223,6 @@ class JvmPlans:
         return DataFrame(dataset.ofRows(inner._jsparkSession, plan), self.session)
 
     def _object(self, name: str) -> Any:
-        """Return a Scala object."""
         inner: Any = self.session
         return getattr(getattr(inner._jvm, f"{name}$"), "MODULE$")
 
@@ -254,7 +253,6 @@ def _expression_doubts(expression: Any) -> list[str]:
 
 
 def _aggregate_doubts(expression: Any) -> list[str]:
-    """Return the names of operations in an output column of an aggregate whose result may differ in the next action."""
     doubts = _expression_doubts(expression)
     classes = [name.rpartition(".")[::2] for name in _CLASS.findall(expression.toJSON())] if not doubts else []
     aggregates = {name for package, name in classes if package.endswith(".aggregate")} - {
@@ -294,5 +292,4 @@ def _analyzed(frame: DataFrame) -> Any:
 
 
 def _elements(sequence: Any) -> list[Any]:
-    """Return the elements of a Scala ``Seq``."""
     return [sequence.apply(index) for index in range(sequence.length())]

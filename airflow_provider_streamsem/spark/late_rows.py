@@ -91,7 +91,6 @@ def combines_rows(plan: Any) -> bool:
 
 
 def _operators(plan: Any) -> Iterator[Any]:
-    """Yield the stateful operators of a plan."""
     if plan.isStreaming():
         if _keeps_state(plan):
             yield plan
@@ -126,7 +125,6 @@ def _event_time(operator: Any, child: Any) -> int | None:
 
 
 def _with_unique_names(frame: DataFrame) -> DataFrame:
-    """Append a number to a column name that an earlier column already has."""
     names: list[str] = []
     for name in frame.columns:
         names.append(name if name not in names else f"{name}_{len(names)}")
@@ -142,5 +140,4 @@ def _late(frame: DataFrame, time: str, watermark_ms: int) -> DataFrame:
 
 
 def _elements(sequence: Any) -> list[Any]:
-    """Return the elements of a Scala ``Seq``."""
     return [sequence.apply(index) for index in range(sequence.length())]

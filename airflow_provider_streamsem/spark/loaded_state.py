@@ -46,15 +46,7 @@ class Stores:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """
-    Loaded state stores.
-
-    :param process: id of the process that loaded them
-    :param application: id of the Spark application
-    :param location: path of the directory of the state files, for Spark
-    :param state: the state that the attempt wrote, which the stores have in memory
-    :param transform: the function that the attempt called
-    """
+    """State stores, in memory, of one process and one Spark application. ``state`` is the one that the attempt wrote."""
 
     process: int
     application: str

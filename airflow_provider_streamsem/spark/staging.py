@@ -111,7 +111,6 @@ class Inspection(Protocol):
 
 
 def _transform_argument(frames: Mapping[str, DataFrame]) -> Any:
-    """Return the argument of the transform: the DataFrame of the only source, or the mapping of several sources."""
     return frames[""] if "" in frames else dict(frames)
 
 
@@ -122,15 +121,7 @@ _PASSES_WHERE = "__streamsem_passes_where"
 
 @dataclass(slots=True)
 class _Input:
-    """
-    The planned records of one source.
-
-    :param name: name of the source; ``""`` for the only source of a pipeline
-    :param marked: the records, with the value of the predicate ``where`` as a column
-    :param aggregates: the aggregates that count the records
-    :param observation: counts the records while Spark reads them
-    :param counts_once: whether the observation counts each record exactly once
-    """
+    """The planned records of one source. ``marked`` has the value of ``where`` as a column. The only source of a pipeline has no name."""
 
     name: str
     loaded: Loaded
@@ -215,14 +206,12 @@ class Staging:
         )
 
     def _inputs(self) -> list[_Input]:
-        """Return the planned records of each source."""
         return [
             _Input(name, loaded, self._marked(loaded), self._aggregates(loaded))
             for name, loaded in self._loaded().items()
         ]
 
     def _load_state(self) -> None:
-        """Prepare the stateful operators and the deduplication, if the pipeline has them."""
         if self.job.state_settings is not None:
             self._micro_batch = self._stateful(self.job.state_settings)
         # A reprocessing run without pins removes ids from the deduplication state (W27).
@@ -233,7 +222,6 @@ class Staging:
             self._dedup = Deduplication(batch)
 
     def _release(self) -> None:
-        """Release what the attempt holds in Spark."""
         if self._micro_batch is not None:
             self._micro_batch.close()
         self._plans.release()
@@ -244,21 +232,12 @@ class Staging:
         return not is_used and all(self.inspect.reads_input_once(frame) for frame in outputs)
 
     def _counts_of(self, item: _Input) -> Mapping[str, Any]:
-        """
-        Return the counts of a source, and the facts about its records.
-
-        If the observation may have counted a record several times, or not at all, count in a separate pass.
-        """
+        """If the observation may have counted a record several times, or not at all, count in a separate pass."""
         names = [*_COUNTS, *observed.aggregates(item.loaded)]
         counts = self.inspect.observed(item.observation, self.session, names) if item.counts_once else None
         return self._count(item.marked, item.aggregates) if counts is None else counts
 
     def _counts(self, by_source: Mapping[str, Mapping[str, int]], sinks: Mapping[str, Committable]) -> dict[str, int]:
-        """
-        Return the counts of the attempt.
-
-        :param by_source: source → its counts
-        """
         read, bad, filtered = (
             sum(source_counts.get(name, 0) for source_counts in by_source.values()) for name in _COUNTS
         )
@@ -270,7 +249,6 @@ class Staging:
         return counts
 
     def _state_after_batch(self) -> Json:
-        """Write the new ids of the deduplication, read the state of the stateful operators, and return the state after the batch."""
         # In a reprocessing run, `job.base_state` is an earlier state. A reprocessing run of a transform with state writes no ids (W27).
         state = self.job.base_state if self.job.chain is None else self.job.chain.current
         if self._dedup is not None and (self._micro_batch is None or self.job.chain is None):
@@ -305,8 +283,6 @@ class Staging:
 
     def _loaded(self) -> Mapping[str, Loaded]:
         """
-        Return source → planned records. The only source of a pipeline has the name ``""``.
-
         A no-data batch uses the columns that the state before it has recorded, and the columns that were added to the source since. A source that an alter has
         added since the state has the columns that it has now.
         """
@@ -317,11 +293,7 @@ class Staging:
         return {name: self._without_records(source, base.columns.get(name)) for name, source in sources.items()}
 
     def _without_records(self, source: Source, recorded: str | None) -> Loaded:
-        """
-        Return no records of a source, with its columns.
-
-        :param recorded: the columns that the state has recorded; ``None``: the columns of the source
-        """
+        """``recorded`` are the columns that the state has recorded. If it is ``None``, the source has the columns."""
         frame = None
         try:
             loaded = source.load(self.session, ())
@@ -339,7 +311,6 @@ class Staging:
         return loaded.parts if isinstance(loaded, LoadedTogether) else {"": loaded}
 
     def _aggregates(self, loaded: Loaded) -> list[Column]:
-        """Return the aggregates to observe on the records."""
         aggregates = [F.expr("count(1) AS read")]
         if loaded.bad is not None:
             aggregates.append(F.count_if(loaded.bad).alias("bad"))
@@ -372,7 +343,6 @@ class Staging:
         return self._plans.repeatable(marked, self.job.where)
 
     def _good(self, item: _Input, *, observes: bool) -> DataFrame:
-        """Return the records that the transform gets, unless they are duplicates. Attach the observation if ``observes``."""
         loaded, good = item.loaded, item.marked
         good = self.inspect.observe(good, item.observation, *item.aggregates) if observes else good
         good = good if loaded.bad is None else good.where(~loaded.bad)
@@ -388,13 +358,7 @@ class Staging:
         return self._sequencing.restored(self._dedup.passing(self._sequencing.numbered(good), store))
 
     def _outputs(self, good: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
-        """
-        Call the transform, and return sink → DataFrame.
-
-        What several sinks read is evaluated once; see :mod:`airflow_provider_streamsem.spark.evaluation`.
-
-        :param good: source → its records. The transform receives a mapping only if the pipeline has several sources
-        """
+        """What several sinks read is evaluated once; see :mod:`airflow_provider_streamsem.spark.evaluation`."""
         names = list(self.job.sinks)
         if self._micro_batch is not None:
             result = self._transformed(self._micro_batch.streaming(good))
@@ -422,7 +386,6 @@ class Staging:
         return frames if len(names) == 1 else consistent(frames, self._plans, self.job.transform_name)
 
     def _transformed(self, records: Mapping[str, DataFrame]) -> Any:
-        """Call the transform with the records, and with the rows of the lookups if the pipeline has any."""
         pins = self.job.plan.lookups
         lookups = {name: lookup.load(self.session, pins[name]) for name, lookup in self.job.lookups.items()}
         result = self.job.transform(_transform_argument(records), *([lookups] if lookups else []))
@@ -430,11 +393,7 @@ class Staging:
         return result
 
     def _fitted(self, name: str, frame: DataFrame) -> DataFrame:
-        """
-        Select and cast the columns, so that their order and types are those that the log records and that the sink's table has. New columns follow.
-
-        The order matters because readers of formats without column names read by position. Columns without a type are left out.
-        """
+        """Readers of formats without column names read by position, so new columns come last. Columns without a type are left out."""
         columns = frame.schema.json()
         sink = self.job.sinks[name]
         grows = {"grows": sink.grows} if isinstance(sink, FilesSink) else {}
@@ -471,13 +430,7 @@ class Staging:
         return {} if row is None else row.asDict()
 
     def _quarantine(self, inputs: Sequence[_Input], counts: Mapping[str, Mapping[str, int]]) -> Quarantine:
-        """
-        Store the bad records and the late rows in the log, in objects of at most 5,000 records. If there are bad records, this method reads the planned records
-        a second time.
-
-        :param counts: source → its counts in the first pass
-        :raises DataError: there are more than ``max_quarantined`` bad records and late rows, or the two passes found different numbers of bad records
-        """
+        """An object has at most 5,000 records. If there are bad records, the planned records are read a second time. ``counts`` are of the first pass."""
         bad = {item.name: counts[item.name].get("bad", 0) for item in inputs}
         limit = self.job.max_quarantined
         if sum(bad.values()) > limit:
@@ -509,12 +462,7 @@ class Staging:
         return Quarantine(rows=sum(bad.values()) + len(self._late_rows), keys=tuple(stored))
 
     def _store_bad(self, item: _Input, bad: int, stored: list[str]) -> None:
-        """
-        Store the bad records of one source, and add the keys of the objects to ``stored``.
-
-        :param bad: the number of bad records in the first pass
-        :raises DataError: the second pass found another number of them
-        """
+        """``bad`` is the number of bad records in the first pass, which the second pass must find again."""
         source = {"source": item.name} if item.name else {}
         part: list[bytes] = []
         rows = 0
@@ -535,7 +483,6 @@ class Staging:
             ).advising("run again. If it repeats, run `streamsem doctor-spark`.")
 
     def _store_late(self, watermark_ms: int, stored: list[str]) -> None:
-        """Store the late rows, and add the keys of the objects to ``stored``."""
         error = "late: the event time, or the end of the window, is not after the watermark"
         fields = {"watermark_ms": watermark_ms, "encoding": "utf-8", "error": error}
         part = [canonical({**fields, "raw": raw}) + b"\n" for raw in self._late_rows]

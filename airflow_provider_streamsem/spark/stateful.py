@@ -264,7 +264,6 @@ class MicroBatch:
 
     @property
     def _watermark_ms(self) -> int:
-        """The watermark that the batch applies, in milliseconds since the epoch."""
         before = 0 if self.base is None else self.base.next_watermark_ms
         return max(before, self.watermark_ms or 0)
 
@@ -283,16 +282,10 @@ class MicroBatch:
         return getattr(inner._jvm, name)
 
     def _class_of(self, name: str) -> Any:
-        """Return the Java class of a kind of stateful operators."""
         loader = self._jvm("java.lang.Thread").currentThread().getContextClassLoader()
         return loader.loadClass(f"{_STREAMING}.operators.stateful.{name}")
 
     def _configure(self) -> None:
-        """
-        Apply the settings of a micro-batch to the session of the attempt.
-
-        :raises InvalidError: the number of state partitions differs from that of the base
-        """
         session_partitions = int(self.session.conf.get("spark.sql.shuffle.partitions") or 200)
         self._partitions = self.state.partitions or session_partitions if self.base is None else self.base.partitions
         if self.base is not None and self.state.partitions not in (None, self.base.partitions):
@@ -325,12 +318,7 @@ class MicroBatch:
         return {"append": modes.Append, "update": modes.Update, "complete": modes.Complete}[self.state.output_mode]()
 
     def _execution(self, logical: Any, *, has_state: bool = True) -> Any:
-        """
-        Create Spark's ``IncrementalExecution``.
-
-        :param has_state: whether the plan has the operators of the base. A plan without stateful operators is planned as a first batch, because Spark compares
-            the operators of later batches with those of the state
-        """
+        """Without state, a plan is planned as a first batch, because Spark compares the operators of later batches with those of the state."""
         conf = self._jsession.conf()
         metadata = self._jvm(f"{_STREAMING}.checkpointing.OffsetSeqMetadata")
         now = metadata.apply(self._watermark_ms, self.now_ms, conf)
@@ -369,11 +357,7 @@ class MicroBatch:
         return by_operator
 
     def _ids(self, node: Any, number: int) -> tuple[tuple[str, ...], ...]:
-        """
-        Return the unique ids that the tasks of the batch reported for one operator, in the order of the partitions.
-
-        :raises StageError: a task ran more than once, did not report, or did not use the ids of the base
-        """
+        """The ids are in the order of the partitions. A task may run more than once, not report, or not use the ids of the base."""
         # Spark's getStateStoreCheckpointInfo keeps one report for each partition, so it does not show that a task ran twice.
         reports = node.checkpointInfoAccumulator().value()
         infos = [reports.get(index) for index in range(reports.size())]
@@ -395,12 +379,7 @@ class MicroBatch:
         return tuple(ids[partition] for partition in range(partitions))
 
     def _prepare_metadata(self, logical: Any) -> StateMetadata | None:
-        """
-        Prepare the files that planning ``transformWithState`` reads: the metadata, and an empty file with the name that Spark's offset log would have for this
-        batch.
-
-        :returns: the metadata; ``None`` if the plan has no such operator
-        """
+        """Planning ``transformWithState`` reads metadata, and an empty file with the name that Spark's offset log would have for this batch."""
         if not any("TransformWithState" in node.nodeName() for node in _nodes(logical)):
             return None
         path = self._jvm("org.apache.hadoop.fs.Path")(f"{self.location}/{self._root}/offsets/{self._number}")

@@ -177,21 +177,11 @@ class LocalStore:
         return _stat(key, status)
 
     def _path(self, key: str) -> str:
-        """
-        Return the path of a key.
-
-        :raises InvalidError: the key is not valid
-        :raises StoreRefusedError: a directory of the path below the root is a symbolic link
-        """
+        """No directory of the path below the root may be a symbolic link."""
         directory, _, name = checked_key(key).rpartition("/")
         return os.path.join(self._directory(directory), name)
 
     def _directory(self, prefix: str) -> str:
-        """
-        Return the path of a directory below the root.
-
-        :raises StoreRefusedError: a path segment below the root is a symbolic link
-        """
         path = self.root
         for part in filter(None, prefix.split("/")):
             path = os.path.join(path, checked_key(part))

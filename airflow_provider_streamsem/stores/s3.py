@@ -148,17 +148,11 @@ class S3Store:
         return self.prefix + key
 
     def _translated(self, error: Exception, key: str) -> Exception:
-        """Return the exception to raise for a failed request."""
         return s3_failures.translated(error, key, self.url, self._client.meta.endpoint_url)
 
 
 def _stat(key: str, size: int, item: Mapping[str, Any], response: Mapping[str, Any]) -> ObjectStat:
-    """
-    Return the metadata of an object.
-
-    :param item: ``ETag`` and ``LastModified`` of the object
-    :param response: the response that has the item. Its header ``Date`` is the time by the clock of S3
-    """
+    """``item`` has ``ETag`` and ``LastModified``. The header ``Date`` of the response is the time by the clock of S3."""
     modified = int(item["LastModified"].timestamp())
     date = parsedate_tz(response.get("ResponseMetadata", {}).get("HTTPHeaders", {}).get("date", ""))
     return ObjectStat(

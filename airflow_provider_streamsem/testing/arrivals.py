@@ -99,7 +99,6 @@ class Arrivals:
         return [csv_line({name: name for name in self._columns}, self._columns, self.source.options).encode()]
 
     def _record(self, row: Any) -> str | bytes:
-        """Return the text of one record of a text format."""
         if isinstance(row, (str, bytes)):
             return row
         if not isinstance(row, Mapping):
@@ -113,7 +112,6 @@ class Arrivals:
         return csv_line(row, self._columns, self.source.options)
 
     def _write_columns(self, path: Path, rows: Rows) -> None:
-        """Write one Parquet or ORC file with Spark's own writer."""
         assert self._spark is not None
         frame: Any = rows
         if not hasattr(rows, "toArrow"):
@@ -139,7 +137,6 @@ class Arrivals:
 
     @cached_property
     def _columns(self) -> list[str]:
-        """The column names of the source."""
         if self.source.format == "text":
             return ["value"]
         from airflow_provider_streamsem.connectors.parsing import parsed as parsing

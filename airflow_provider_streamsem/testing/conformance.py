@@ -525,7 +525,6 @@ def _pin(lookup: Lookup) -> Json:
 
 
 def _looked_up(system: LookupSystem, lookup: Lookup, spark: SparkSession, pin: Json) -> list[int]:
-    """Check a pin as a run does, and return the ids of its rows, in ascending order."""
     lookup.check_pin(pin)
     ids = sorted(row[0] for row in lookup.load(spark, pin).select(system.column).collect())
     lookup.check_pin(pin)
@@ -561,7 +560,6 @@ class _Progress:
         self.hint: Json = None
 
     def slice(self, limits: Limits, *, on_data_loss: str = "fail") -> SourceSlice | None:
-        """Poll the source, plan one slice, and advance to its end."""
         until = self.planner.poll(self.hint)
         planned = self.planner.slice(self.offsets, until, limits, self.hint, on_data_loss=on_data_loss)
         if planned is None:
@@ -575,7 +573,6 @@ class _Progress:
         return planned
 
     def slices(self, limits: Limits) -> Iterator[SourceSlice]:
-        """Yield slices until nothing is unread."""
         while planned := self.slice(limits):
             yield planned
 
@@ -591,12 +588,10 @@ def _stored(source: Source, pins: Sequence[Any]) -> Sequence[Any]:
 
 
 def _read(system: SourceSystem, spark: SparkSession, pins: Sequence[Any]) -> list[int]:
-    """Return the ids of the records of a plan, in ascending order."""
     return _ids(system, system.source.load(spark, _stored(system.source, pins)))
 
 
 def _columns(loaded: Any) -> set[str]:
-    """Return the names of the columns that a transform gets."""
     frame = loaded.frame if loaded.bad is None else loaded.frame.where(~loaded.bad)
     return {*frame.drop(*loaded.drop).columns}
 

@@ -160,14 +160,7 @@ class GivenMessages:
 
 
 def _encoded(part: str, decoder: Decoder | None, values: Mapping[str, Any]) -> bytes:
-    """
-    Return a key or value as JSON in UTF-8, with the id 1 of a schema if the decoder expects one.
-
-    :param part: ``key`` or ``value``
-    :param decoder: the decoder of the source for this part
-    :param values: name → value of the fields
-    :raises InvalidError: the source does not decode this part from JSON, or its schema has no such fields
-    """
+    """Return JSON in UTF-8, with the id 1 of a schema if the decoder expects one. ``part`` is ``key`` or ``value``."""
     if not isinstance(decoder, Json):
         raise InvalidError(
             f"a row may only have the fields of a {part} if the source decodes the {part} from JSON",

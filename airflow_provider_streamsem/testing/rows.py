@@ -134,7 +134,6 @@ class RowsEngine:
         return rows, bad
 
     def _deduplicated(self, job: Job, log: CommitLog, rows: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], Json]:
-        """Return the rows that pass, and the deduplication state after the batch."""
         if job.dedup is None:
             return rows, job.base_state
         from airflow_provider_streamsem.deduplication.batch import DedupBatch
@@ -178,7 +177,6 @@ class RowsEngine:
 
 
 def _lines(sink: FilesSink, files: Sequence[DataFile]) -> list[str]:
-    """Return the lines of JSON files of a dataset."""
     return [line for url in sink.urls(files) for line in Path(split_url(url)[1]).read_text().splitlines()]
 
 
@@ -218,11 +216,7 @@ def _refuse_casts(name: str, schema: str, accepted: str) -> None:
 
 
 def _refuse_what_needs_spark(job: Job) -> None:
-    """
-    Refuse a pipeline with features that this engine does not implement, because it would ignore them.
-
-    :raises InvalidError: the pipeline has such a feature
-    """
+    """The engine would ignore features that it does not implement."""
     sinks = {
         f"format of sink {name}": sink.format
         for name, sink in job.sinks.items()

@@ -74,7 +74,6 @@ class Aggregate:
         return result.selectExpr(*map(quoted, self.by), *ends, *map(quoted, self.values))
 
     def _expressions(self, records: DataFrame) -> dict[str, str]:
-        """Return column → the SQL of its function."""
         spark_values = {name: value for name, value in self.values.items() if isinstance(value, SparkMonoid)}
         return {name: value.expression(records.schema) for name, value in spark_values.items()}
 
@@ -113,11 +112,7 @@ class Aggregate:
 
 @contextmanager
 def _ansi(session: SparkSession) -> Iterator[None]:
-    """
-    Analyze expressions within the block in ANSI mode, so that their sums and averages fail if they overflow. Without it, Spark returns wrong sums or null.
-
-    Spark's aggregate functions keep the mode in which they were analyzed.
-    """
+    """Without ANSI mode, overflows give wrong sums or null. Spark's aggregate functions keep the mode in which they were analyzed."""
     before = session.conf.get(_ANSI)
     session.conf.set(_ANSI, "true")
     try:

@@ -54,13 +54,7 @@ class SparkMonoid:
 
 @dataclass(frozen=True, slots=True)
 class _Comparing(SparkMonoid):
-    """
-    An aggregate function of Spark that compares the bytes of the values of a column.
-
-    :param sql: the aggregate expression, with ``{value}`` in place of the column
-    :param column: the column
-    :param form: returns SQL for the value to compare, from the SQL of the column and its type
-    """
+    """Compares the bytes of the values of a column. ``sql`` has ``{value}`` for what ``form`` returns from the SQL of the column and its type."""
 
     column: str
     form: Callable[[str, DataType], str]

@@ -87,7 +87,6 @@ def timer_ms(end_us: int) -> int:
 
 
 def _python(value: Any) -> Any:
-    """Return a value of numpy or pandas as one of Python."""
     if value is pd.NA:
         return None
     return value.item() if hasattr(value, "item") else value

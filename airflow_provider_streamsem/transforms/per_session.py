@@ -92,12 +92,7 @@ class PerSession(PerKey):
 
 @dataclass(slots=True)
 class _Session:
-    """
-    An open session.
-
-    :param state: its state object; ``None`` while it is not restored
-    :param snapshot: the stored snapshot; only valid while ``state`` is ``None``
-    """
+    """An open session. ``state`` is ``None`` while it is not restored; ``snapshot`` is only valid until then."""
 
     start_us: int
     end_us: int

@@ -105,11 +105,7 @@ class OffsetRangeTrigger(BaseEventTrigger):  # type: ignore[misc]
 
 
 def _state(waiting: Waiting) -> str:
-    """
-    Return the claimed offsets as text, which changes only when a run claims offsets.
-
-    Before the log exists, the text is constant, because the initial offsets of the source may differ at every poll.
-    """
+    """The text changes only when a run claims offsets. It is constant before the log exists: initial offsets may differ at every poll."""
     return "new" if waiting.is_new else repr(sorted(waiting.planned_ends.items()))
 
 
@@ -122,7 +118,6 @@ def _check(pipeline: str) -> Waiting:
 
 
 def _is_spec(pipeline: object) -> bool:
-    """Return whether an argument is the JSON text of a spec, and not a path."""
     try:
         return isinstance(pipeline, str) and isinstance(json.loads(pipeline), dict)
     except ValueError:

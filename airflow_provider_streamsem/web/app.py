@@ -64,13 +64,7 @@ Readable = Annotated[Sequence[LoggedPipeline], Depends(_readable)]
 
 
 async def _in_thread(request: Request, document: Callable[[], object]) -> Response:
-    """
-    Return the response with the document of a function that reads a log. The function runs, and its document is encoded, in one of a few threads.
-
-    Airflow's API server has threads of its own, which a store that does not respond must not occupy.
-
-    :raises HTTPException: too many requests wait for a thread
-    """
+    """A store that does not respond must not occupy the threads of Airflow's API server, so the function runs in one of a few others."""
     return Response(await _encoded(request, document), media_type=_JSON)
 
 
@@ -196,7 +190,6 @@ def create_app(
 
 
 async def _protected(request: Request, call_next: Callable[[Request], Awaitable[Response]]) -> Response:
-    """Add the headers that protect the page to a response."""
     response = await call_next(request)
     for name, value in _HEADERS.items():
         response.headers.setdefault(name, value)
@@ -204,18 +197,13 @@ async def _protected(request: Request, call_next: Callable[[Request], Awaitable[
 
 
 def _reported(request: Request, error: Exception) -> Response:
-    """Return the response for an error of this package."""
     assert isinstance(error, StreamsemError)
     status = 404 if isinstance(error, InvalidError) else 503 if error.retryable else 500
     return Response(encoded(_problem(error)), status, media_type=_JSON)
 
 
 async def _summary(request: Request, pipeline: LoggedPipeline, *, is_full: bool) -> bytes:
-    """
-    Return the document of a pipeline in JSON. Any error affects only this pipeline.
-
-    :param is_full: whether the list has no room for another log
-    """
+    """Any error affects only this pipeline. With ``is_full``, the list has no room for another log."""
     try:
         if is_full:
             raise InvalidError("the list has too many bytes").advising("open the page of this pipeline.")

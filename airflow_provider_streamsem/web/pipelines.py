@@ -254,11 +254,7 @@ class LoggedPipeline:
         )
 
     def _rewrite(self, version: Version) -> Rewrite | None:
-        """
-        Return the document of a rewrite. The files before are counted from at most 10,000 versions, because 100 of them cost a request.
-
-        While the version is open, they are not counted, because the page refreshes it.
-        """
+        """Files are counted from at most 10,000 versions (100 cost a request), and not of an open version, because the page refreshes it."""
         rewritten = version.plan.work
         if not isinstance(rewritten, RewriteVersion):
             return None
@@ -357,7 +353,6 @@ def _guarantee(spec: Mapping[str, Any]) -> tuple[dict[str, str], str]:
 
 
 def _quarantined(record: Mapping[str, Any]) -> QuarantinedRecord:
-    """Return the document of a quarantined record."""
     fields = {name: value for name, value in record.items() if name not in ("raw", "encoding", "error")}
     texts = {name: str(record.get(name, ""))[:_RAW] for name in ("raw", "encoding", "error")}
     return QuarantinedRecord(position=fields, **texts)

@@ -239,7 +239,7 @@ def _keep_numbers_of_headers() -> None:
 
 @contextmanager
 def _translated(name: str) -> Iterator[None]:
-    """Within the block, map pika's exceptions to the errors of this package. Errors never contain pika's text, because it may contain settings."""
+    """Errors never contain pika's text, because it may contain settings."""
     from pika import exceptions
 
     refusals = (

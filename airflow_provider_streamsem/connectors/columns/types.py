@@ -90,7 +90,6 @@ def _struct(recorded: Any, new: Any, column: str, options: Mapping[str, Any]) ->
 
 
 def _holds(wide: Any, narrow: Any) -> bool:
-    """Return whether a primitive type holds every value of another primitive type exactly."""
     if wide == narrow:
         return True
     if not (isinstance(wide, str) and isinstance(narrow, str)):

@@ -74,7 +74,6 @@ def _is_bounded(column: Any) -> bool:
 
 
 def _literals(chunks: list[Any], *, is_utc: bool) -> tuple[str, str] | None:
-    """Return the lower and the upper bound as JSON texts; ``None`` if the column has no values, or a bound is not known."""
     bounded = [chunk for chunk in chunks if chunk.has_min_max]
     if not bounded or any(not chunk.has_min_max and chunk.num_values > 0 for chunk in chunks):
         return None
@@ -87,11 +86,7 @@ def _literals(chunks: list[Any], *, is_utc: bool) -> tuple[str, str] | None:
 
 
 def _literal(value: Any, is_utc: bool, *, up: bool) -> str | None:
-    """
-    Return a bound as JSON text.
-
-    :param up: whether to shorten a text and round a timestamp or a decimal up, as for an upper bound
-    """
+    """With ``up``, a text is shortened, and a timestamp or a decimal is rounded, upwards, as for an upper bound."""
     if isinstance(value, int) or (isinstance(value, Decimal) and value == value.to_integral_value()):
         return format(int(value), "d")
     if isinstance(value, Decimal):

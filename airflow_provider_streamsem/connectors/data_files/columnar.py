@@ -113,7 +113,6 @@ def _without_spark_type(kind: Any) -> Any:
 
 
 def _typed_by_schema(kind: Any) -> str:
-    """Return the advice for a column of an Arrow type that Spark reads only if a schema gives it another type."""
     from pyarrow import types
 
     if types.is_timestamp(kind):
@@ -147,12 +146,7 @@ def check_names(file_footers: Mapping[str, Footer], expected: Mapping[str, Struc
 
 
 def _repeated(stored: Iterable[Any], expected: Any, prefix: str) -> list[str]:
-    """
-    Return the paths of fields whose names are repeated in their struct, without regard to case.
-
-    :param stored: the Arrow fields of a struct
-    :param expected: the Spark type of the struct, whose fields are read; ``None``: all fields are read
-    """
+    """Spark reads only the fields of the type ``expected``; all, if it is ``None``. Names are compared without regard to case."""
     wanted = (
         None if expected is None else {field.name.lower(): field.dataType for field in getattr(expected, "fields", ())}
     )
@@ -167,7 +161,6 @@ def _repeated(stored: Iterable[Any], expected: Any, prefix: str) -> list[str]:
 
 
 def _repeated_inside(kind: Any, expected: Any, prefix: str) -> list[str]:
-    """Return the paths of the repeated fields inside a type; see :func:`_repeated`."""
     from pyarrow import types
 
     if types.is_struct(kind):
@@ -200,11 +193,7 @@ def _holds_local_times(stored: Any) -> bool:
 
 
 def _refuse_mixed_units(file_footers: Mapping[str, Footer], expected: Mapping[str, StructType]) -> None:
-    """
-    Refuse files that store one time column in different units, if the schema reads the column as ``long``.
-
-    The values of the column would otherwise be, for example, seconds in some rows and microseconds in others.
-    """
+    """Values that Spark reads as ``long`` would otherwise be, for example, seconds in some rows and microseconds in others."""
     first_seen: dict[str, tuple[str, str]] = {}
     for path, footer in file_footers.items():
         numbers = {field.name.lower() for field in expected[path].fields if field.dataType.typeName() == "long"}
@@ -269,8 +258,6 @@ def _read_first_records(file: Any, metadata: Any) -> None:
 
     If a writer divides a record between two row groups, the first repetition level of the second one is not 0. Spark then moves values to other rows, and
     leaves out the last ones, without an error. pyarrow raises an error.
-
-    :raises OSError: the first record is damaged
     """
     import pyarrow.parquet
 
@@ -292,22 +279,13 @@ def _orc(file: Any) -> tuple[Footer, int]:
 
 
 def _stored_types(columns: Any, expected: StructType, format: str) -> dict[str, Any]:
-    """
-    Return lower-case name → Arrow type of a file's columns.
-
-    If all columns of an ORC file are called ``_col<n>``, Spark reads them by position.
-    """
+    """If all columns of an ORC file are called ``_col<n>``, Spark reads them by position."""
     if format == "orc" and len(columns) and all(column.name.startswith("_col") for column in columns):
         return {field.name.lower(): column.type for field, column in zip(expected.fields, columns, strict=False)}
     return {column.name.lower(): column.type for column in columns}
 
 
 def _absent(columns: Any, expected: StructType, path: str, format: str) -> set[str]:
-    """
-    Return the expected columns and nested fields that a file lacks.
-
-    :raises DataError: the schema's type cannot hold all values of a column
-    """
     absent: set[str] = set()
     stored = _stored_types(columns, expected, format)
     for field in expected.fields:
@@ -330,11 +308,7 @@ def _absent(columns: Any, expected: StructType, path: str, format: str) -> set[s
 
 
 def _fits(stored: Any, expected: DataType, name: str, absent: set[str], format: str) -> bool:
-    """
-    Return whether Spark reads every value of an Arrow type as this Spark type without a change.
-
-    :param absent: receives the names of struct fields that the file lacks
-    """
+    """Return whether Spark reads every value without a change. ``absent`` receives the names of struct fields that the file lacks."""
     import pyarrow
     from pyarrow import types
 

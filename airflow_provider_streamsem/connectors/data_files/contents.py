@@ -88,12 +88,8 @@ def _joined(texts: list[Any], rows: int) -> Any:
 
 def _texts(values: Any, kind: Any) -> Any:
     """
-    Return one text for each value of an array.
-
-    The text of a value states its own end, so that adjacent texts cannot be confused: it has a length, a count of parts, or a terminator. Only null begins
-    with ``~``.
-
-    :param kind: the type whose values are compared
+    The text of a value states its own end, so that adjacent texts cannot be confused: it has a length, a count of parts, or a terminator. Only null begins with
+    ``~``.
     """
     if isinstance(values.type, pa.BaseExtensionType):
         values = values.storage
@@ -128,7 +124,6 @@ def _struct_texts(values: Any, kind: Any) -> Any:
 
 
 def _list_texts(texts: Any, offsets: Any) -> Any:
-    """Join the texts of the elements of each list, after their number."""
     lists = pa.ListArray.from_arrays(pc.add(offsets.cast(pa.int32()), 0), texts)
     counts = pc.list_value_length(lists).cast(pa.large_string()).cast(pa.large_binary())
     joined = pc.binary_join(lists, _NOTHING)

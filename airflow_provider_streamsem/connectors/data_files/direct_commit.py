@@ -74,11 +74,7 @@ class _MissingError(Exception):
 
 
 class _Classes:
-    """
-    The required classes of one JVM, resolved once.
-
-    :raises _MissingError: a class is missing
-    """
+    """The required classes of one JVM, resolved once."""
 
     def __init__(self, gateway: Any) -> None:
         jvm = gateway.jvm
@@ -113,11 +109,7 @@ class _Classes:
         self._name = jvm.scala.Option.apply("save")
 
     def list_in(self, directory: str, java_session: Any) -> Any:
-        """
-        Create Spark's log of a file sink (``FileStreamSinkLog``) in a local directory.
-
-        A streaming query stores this log with its output. The log gets a cloned session, so that its settings do not affect the caller's session.
-        """
+        """The log gets a cloned session, so that its settings do not affect the caller's session."""
         session = java_session.cloneSession()
         conf = session.sessionState().conf()
         for name, value in self._list_settings.items():
@@ -125,7 +117,6 @@ class _Classes:
         return self._list(1, session, f"file://{directory}", self.scala_none)
 
     def execute(self, query: Any, *writer_arguments: Any) -> None:
-        """Call the writer with all its arguments, inside one SQL execution."""
         write = reduce(lambda handle, argument: handle.bindTo(argument), writer_arguments, self._write)
         try:
             self._execution(query, self._name, self._implement(self._function, write))
@@ -141,11 +132,6 @@ class _Classes:
 
 
 def _java_class(resolved: Any) -> Any:
-    """
-    Return the argument if py4j has resolved it to a class.
-
-    :raises _MissingError: the JVM has no class of this name
-    """
     from py4j.java_gateway import JavaClass  # the Spark Connect client does not install py4j
 
     if not isinstance(resolved, JavaClass):  # py4j resolves an unknown name to a package

@@ -164,11 +164,7 @@ def partition_values(
 
 
 def _timestamp(name: str, column: str) -> str:
-    """
-    Convert ``2026-01-01~120000.5Z`` to ISO 8601 with microseconds, such as ``2026-01-01T12:00:00.500000Z``.
-
-    A timestamp without a time zone is converted to Spark's text, such as ``2026-01-01 12:00:00.5``.
-    """
+    """``2026-01-01~120000.5Z`` becomes ``2026-01-01T12:00:00.500000Z``; without ``Z``, Spark's text ``2026-01-01 12:00:00.5``."""
     day, _, time = name.partition("~")
     time_of_day = f"{time[:2]}:{time[2:4]}:{time[4:]}"
     if not time.endswith("Z"):

@@ -73,7 +73,6 @@ def with_offered(frame: DataFrame, ordinals: Mapping[str, int]) -> DataFrame:
 
 
 def _numbered(frame: DataFrame, numbers: Mapping[str, int]) -> DataFrame:
-    """Add the number of the file of each row."""
     rows = [(number, path) for path, number in numbers.items()]
     table = frame.sparkSession.createDataFrame(rows, f"{_NUMBER} long, {_PATH} string")
     joined = frame.join(F.broadcast(table), F.col(FILE) == F.col(_PATH), "left")

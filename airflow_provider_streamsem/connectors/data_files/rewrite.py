@@ -67,7 +67,6 @@ def changed(before: Read, after: Read, schema: pa.Schema) -> dict[str, Any] | No
 
 
 def _aligned(table: Any, schema: pa.Schema) -> Any:
-    """Return the columns of a schema, with its types."""
     names = table.schema.names
     columns = [
         table[field.name].cast(field.type) if field.name in names else pa.nulls(table.num_rows, field.type)

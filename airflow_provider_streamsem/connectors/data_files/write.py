@@ -132,13 +132,7 @@ def write_files(frame: DataFrame, sink: _Sink, location: str) -> frozenset[str] 
 
 
 def _check_partition_columns(sink: _Sink, by_name: Mapping[str, DataType], copies: Sequence[str]) -> None:
-    """
-    Refuse partition columns that are missing or have an unsupported type, and columns with the name of an encoded copy.
-
-    :param by_name: name → type of each column
-    :param copies: names of the encoded copies of the partition columns
-    :raises DataError: names the columns. Nothing became visible
-    """
+    """``copies`` are the names of the encoded copies of the partition columns."""
     missing = [name for name in sink.partition_by if name not in by_name]
     if missing:
         raise DataError(
@@ -205,7 +199,6 @@ def _has_duplicate_key(value: Column) -> Column:
 
 
 def _refusing(frame: DataFrame, sought: type[DataType], is_bad: Callable[[Column], Column], message: str) -> DataFrame:
-    """Return the same rows. The write fails if ``is_bad`` is true for a value of the sought type."""
     fields = frame.schema.fields
     return frame.select(*[_checked(quoted(f.name), f, sought, is_bad, message).alias(f.name) for f in fields])
 
@@ -216,13 +209,11 @@ def _is_lost_day(day: Column) -> Column:
 
 
 def _is_null_text(text: Column) -> Column:
-    """Return whether a string equals the CSV representation of null, so that readers would return null."""
     return text == TEXT_OPTIONS["csv"]["nullValue"]
 
 
 @contextmanager
 def _naming_refusals(sink: _Sink) -> Iterator[None]:
-    """Within the block, map the error of a refused value to a ``DataError`` that names the sink and the column."""
     refused = None
     try:
         yield
@@ -246,11 +237,7 @@ def _is_on_s3(location: str) -> bool:
 
 
 def _refuse_names_differing_in_case(frame: DataFrame, sink: _Sink) -> None:
-    """
-    Refuse columns with equal names, and names that differ only in case.
-
-    Spark's readers treat such columns as one, unless the session sets ``spark.sql.caseSensitive``.
-    """
+    """Spark's readers treat names that differ only in case as one column, unless the session sets ``spark.sql.caseSensitive``."""
     duplicates = more_than_once(frame.columns)
     if duplicates:
         summary = (
@@ -307,11 +294,7 @@ def _timestamp(value: Column) -> Column:
 
 
 def _in_utc(value: Column) -> Column:
-    """
-    Convert a timestamp to a UTC timestamp without a time zone, independent of the session's time zone.
-
-    The session's local time is not used, because two instants have the same local time when clocks are set back.
-    """
+    """The session's local time is not used, because two instants have the same local time when clocks are set back."""
     micros = F.unix_micros(value)
     micros_of_day = F.pmod(micros, F.lit(_DAY_US))
     days = F.call_function("div", micros - micros_of_day, F.lit(_DAY_US)).cast("int")

@@ -108,7 +108,6 @@ def spark_type(kind: Any, *, physical: bool) -> Any:
 
 
 def _pinned(kind: Any) -> Any:
-    """Return a type with only the physical names as metadata."""
     if isinstance(kind, list):
         return [_pinned(item) for item in kind]
     if not isinstance(kind, dict):

@@ -92,11 +92,7 @@ def _rewrite_of(
 
 
 def _written(target: RewrittenTable, group: Sequence[AddedFile]) -> list[NewFile]:
-    """
-    Write the rows of small files of one partition as one new file; none if they have no rows.
-
-    :raises DataError: the new file has other rows, or a file cannot be read. The table was not changed
-    """
+    """Return one new file; none if the small files have no rows."""
 
     def rows() -> Iterator[Any]:
         return chain.from_iterable(target.rows(file) for file in group)
@@ -130,12 +126,8 @@ def _check_requirements(path: str, table: Any) -> None:
 
 def _choose(target: RewrittenTable, size: int) -> list[list[AddedFile]]:
     """
-    Return the files that become one new file each; none if no partition has at least twice as many files as it needs.
-
-    In each partition, adjacent files are rewritten together, as long as their size is at most the target. A file that is larger than the target, or has no
-    neighbour to go with, is left alone.
-
-    :param size: the size in bytes of a new file, at most
+    No file is chosen if no partition has at least twice as many files as it needs. In each partition, adjacent files of at most ``size`` bytes together become
+    one file. A larger file, or one without a neighbour to go with, is left alone.
     """
     partitions: dict[tuple[Any, ...], list[AddedFile]] = defaultdict(list)
     for file in target.files():
@@ -151,7 +143,6 @@ def _choose(target: RewrittenTable, size: int) -> list[list[AddedFile]]:
 
 
 def _adjacent(files: Sequence[dict[str, Any]], target: int) -> list[list[dict[str, Any]]]:
-    """Divide the files of a partition, in the order of the table, into adjacent ones whose total size is at most the target."""
     divided: list[list[dict[str, Any]]] = [[]]
     size = 0
     for file in files:
@@ -165,11 +156,7 @@ def _adjacent(files: Sequence[dict[str, Any]], target: int) -> list[list[dict[st
 
 
 def _check_partitions(path: str, table: Any, chosen: Sequence[dict[str, Any]]) -> None:
-    """
-    Refuse partition values that delta-rs would write as other values.
-
-    :raises InvalidError: names the columns. Nothing was written
-    """
+    """delta-rs would write some partition values as other values."""
     types = {field["name"]: field["type"] for field in json.loads(table.schema().to_json())["fields"]}
     columns = list(table.metadata().partition_columns)
     unsupported = [name for name in columns if types[name] not in PARTITION_TYPES]
@@ -182,11 +169,7 @@ def _check_partitions(path: str, table: Any, chosen: Sequence[dict[str, Any]]) -
 
 
 def _checked_rows(target: RewrittenTable, chosen: Sequence[AddedFile]) -> int:
-    """
-    Return the number of rows of the files. The footers of files are read if their statistics in the table's log do not suffice.
-
-    :raises InvalidError: Arrow would read other dates or times than a file has. Nothing was written
-    """
+    """The footers of files are read if their statistics in the table's log do not suffice."""
     import pyarrow.parquet
 
     path, dataset = target.location, target.dataset
@@ -239,11 +222,7 @@ def _check_dates(path: str, file: str, columns: list[str]) -> None:
 def _commit(
     target: RewrittenTable, chosen: Sequence[AddedFile], new: Sequence[NewFile], before_commit: Callable[[], None]
 ) -> int:
-    """
-    Commit the entry, after the entries of other writers if these have not removed the small files.
-
-    :returns: the number of the entry
-    """
+    """Commit the entry after the entries of other writers, if these have not removed the small files. Return its number."""
     from deltalake import CommitProperties, Schema
 
     path, compaction = target.location, SYSTEM_CLOCK.new_id()
@@ -290,7 +269,6 @@ def _find_entry(path: str, start: int, compaction: str) -> int | None:
 
 
 def _failed(path: str, error: Exception) -> StreamsemError:
-    """Return the error for a compaction that failed while it read, wrote or committed."""
     facts = {"table": path, "problem": type(error).__name__}
     if is_transient(error):
         summary = "the store did not report the result of a request, and the table's log has no entry of the compaction; no row was changed"

@@ -112,11 +112,6 @@ class DeltaTable:
         return DeltaSource(path=self.path)
 
     def _read(self, pin: Json) -> SnapshotPin:
-        """
-        Decode a pin.
-
-        :raises LogDamagedError: the pin has another form, or names a file outside the table
-        """
         summary = "the pin of a lookup is not a version of a Delta table; nothing was read"
         try:
             snapshot: SnapshotPin = build(SnapshotPin, pin, "pin")

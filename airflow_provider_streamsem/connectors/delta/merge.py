@@ -76,7 +76,6 @@ def merge(table: Any, location: str, batch: SinkCommit, keys: Sequence[str], pro
 
 
 def _kept(target: RewrittenTable, file: AddedFile, is_merged: Callable[[Any], Any]) -> Iterator[Any]:
-    """Yield the rows of a file that no row of the batch replaces."""
     return (part.filter(pc.invert(is_merged(part))) for part in target.rows(file))
 
 
@@ -92,11 +91,7 @@ def _bounds(rows: Any, kinds: Any) -> dict[str, dict[str, Any]]:
 def _files_with_keys(
     target: RewrittenTable, batch: SinkCommit, kinds: Any, is_merged: Callable[[Any], Any], rows: Any
 ) -> list[AddedFile]:
-    """
-    Return the files that have rows with keys of the batch. Reads the key columns of files whose bounds do not exclude the keys.
-
-    :raises PublishError: such a file is missing, or has dates or times that Arrow reads as different values. Nothing of the batch is in the table
-    """
+    """Reads the key columns of files whose bounds do not exclude the keys."""
     bounds = _bounds(rows, kinds)
 
     def chosen(file: AddedFile) -> bool:
@@ -118,12 +113,7 @@ def _files_with_keys(
 def _completed(
     target: RewrittenTable, files: Sequence[AddedFile], is_merged: Callable[[Any], Any], rows: Any, kinds: Any
 ) -> Any:
-    """
-    Return the rows of a batch with the columns that it lacks. A row that replaces another one keeps its values of these columns.
-
-    :param files: the files with the rows that are replaced
-    :param kinds: the key columns
-    """
+    """A row that replaces another one keeps its values of the columns that the batch lacks."""
     lacking = [name for name in target.schema.names if name not in rows.schema.names]
     if not lacking or not files:
         return rows
@@ -140,7 +130,6 @@ def _completed(
 
 
 def _may_hold(file: dict[str, Any], bounds: dict[str, dict[str, Any]]) -> bool:
-    """Return whether a file may contain a key of the batch, according to the file's bounds in the table's log."""
     for key, batch_bounds in bounds.items():
         least, most = file.get(f"min.{key}"), file.get(f"max.{key}")
         if least is not None and most is not None and (most < batch_bounds["min"] or least > batch_bounds["max"]):

@@ -58,7 +58,6 @@ def unmergeable(table: Any) -> list[str]:
 
 
 def _may_be_null(kind: Any) -> bool:
-    """Return whether a field or type and all types nested in it are nullable."""
     if isinstance(kind, list):
         return all(_may_be_null(item) for item in kind)
     if not isinstance(kind, dict):

@@ -30,14 +30,7 @@ VERSIONS, SNAPSHOT = "versions@", "snapshot@"
 
 @dataclass(slots=True)
 class _Selected:
-    """
-    The versions of a batch.
-
-    :param end: end of the versions, exclusive
-    :param entries: the entries that exist
-    :param pins: version → its files
-    :param lost: versions without an entry
-    """
+    """The versions of a batch, up to ``end``, exclusive. ``lost`` are the versions without an entry."""
 
     end: int
     entries: list[Entry] = field(default_factory=list)
@@ -45,7 +38,6 @@ class _Selected:
     lost: list[int] = field(default_factory=list)
 
     def cut(self, end: int) -> None:
-        """Remove the versions at and above ``end``."""
         self.end = end
         self.entries = [entry for entry in self.entries if entry.version < end]
         self.pins = {version: pins for version, pins in self.pins.items() if version < end}
@@ -100,11 +92,6 @@ class DeltaPlanner(PlannerDefaults):
         return planned
 
     def _check_table(self, start: Offsets, table_id: str) -> None:
-        """
-        Refuse a table that was recreated.
-
-        :raises SourceChangedError: the committed offsets are those of another table. Nothing was written
-        """
         known = {name.partition("@")[2] for name in start}
         if table_id not in known:
             summary = "the Delta table has another id than in the committed offsets: it was deleted and recreated, or replaced. Nothing was written"
@@ -114,13 +101,7 @@ class DeltaPlanner(PlannerDefaults):
             )
 
     def _check_history(self, cached: CachedTable, first: int, last: int, hint: Json) -> None:
-        """
-        Refuse a table whose history is not the one that was read.
-
-        :param first: the next version to read
-        :param last: end of the versions to read, exclusive
-        :raises SourceChangedError: the table has lost versions that were read, or a version now has another entry. Nothing was written
-        """
+        """``first`` is the next version to read, and ``last`` the end of the versions to read, exclusive."""
         newest: int = cached.table.version()
         version, digest = (hint.get("version"), hint.get("entry")) if isinstance(hint, dict) else (None, None)
         went_back = max(first, last) > newest + 1
@@ -139,12 +120,7 @@ class DeltaPlanner(PlannerDefaults):
     def _of_snapshot(
         self, cached: CachedTable, table_id: str, version: int, unread_files: int, limits: Limits, on_data_loss: str
     ) -> SourceSlice:
-        """
-        Select the next files of the initial snapshot.
-
-        :param version: version of the table that the snapshot shows
-        :param unread_files: number of its files that are not read yet
-        """
+        """Select the next files of the snapshot at ``version``, of which ``unread_files`` are not read yet."""
         columns, listed = self._files_of_snapshot(cached, version)
         if unread_files > len(listed):
             summary = "the initial snapshot has fewer files than when the pipeline started; nothing was written"
@@ -179,11 +155,7 @@ class DeltaPlanner(PlannerDefaults):
     def _of_versions(
         self, cached: CachedTable, table_id: str, unread: tuple[int, int], limits: Limits, on_data_loss: str
     ) -> SourceSlice:
-        """
-        Select the next versions. They have the same columns, so they end before an entry that changes the columns.
-
-        :param unread: ``[start, end)`` of the versions to read
-        """
+        """Select the next versions of ``[start, end)``. They have the same columns, so they end before an entry that changes the columns."""
         first = unread[0]
         selected = self._select(unread, limits, on_data_loss)
         columns = self._columns_of(cached, selected, first)
@@ -213,13 +185,7 @@ class DeltaPlanner(PlannerDefaults):
         )
 
     def _select(self, unread: tuple[int, int], limits: Limits, on_data_loss: str) -> _Selected:
-        """
-        Read entries until the batch is full.
-
-        A version that cannot be read fails the run only if no version before it has files. Otherwise the batch ends before it.
-
-        :param unread: ``[start, end)`` of the versions to read
-        """
+        """A version that cannot be read fails the run only if no version before it has files. Otherwise the batch ends before it."""
         times = dict(self._history.times(unread[0])) if self._changes == "read" else {}
         budget, oldest = Budget(limits), None
         selected = _Selected(unread[0])
@@ -245,13 +211,7 @@ class DeltaPlanner(PlannerDefaults):
         return selected
 
     def _pins_of(self, version: int, entry: Entry | None, committed_ms: int, oldest: int | None) -> list[FilePin]:
-        """
-        Return the files of one version.
-
-        :param committed_ms: modification time of the entry, in milliseconds UTC
-        :param oldest: the oldest version that has an entry
-        :raises SourceChangedError: the entry is missing, or the source refuses the version. Nothing was written
-        """
+        """``committed_ms`` is the modification time of the entry (UTC), and ``oldest`` the oldest version that has an entry."""
         if entry is None:
             summary = "unread versions of the Delta table are missing: their entries were deleted from its log. Nothing was written"
             raise SourceChangedError(summary, table=self._path, version=version, oldest=oldest).advising(OR_RECORD_GAP)
@@ -261,11 +221,7 @@ class DeltaPlanner(PlannerDefaults):
         return files.of_entry(entry, self._path, changes=self._changes, committed_ms=committed_ms)
 
     def _columns_of(self, cached: CachedTable, selected: _Selected, first: int) -> Columns:
-        """
-        Return the columns of the table at the end of the selected versions. Opens the table at this version if they are not known.
-
-        :param first: the first selected version
-        """
+        """Opens the table at the end of the selected versions if the columns there are not known."""
         version, known = selected.end - 1, self._columns
         is_unchanged = not selected.lost and not any(entry.defines_table for entry in selected.entries)
         if known is not None and known[0] == first - 1 and is_unchanged:
@@ -279,11 +235,6 @@ class DeltaPlanner(PlannerDefaults):
         return columns
 
     def _missing(self, pins: Sequence[FilePin], on_data_loss: str) -> set[str]:
-        """
-        Return the paths of the files that are missing.
-
-        :raises SourceChangedError: with ``"fail"``, a file is missing. Nothing was written
-        """
         missing_files = missing(self._path, pins)
         if missing_files and on_data_loss == "fail":
             summary = "an unread file of the Delta table is missing, for example because of VACUUM; nothing was written"

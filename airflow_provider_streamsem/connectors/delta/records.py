@@ -123,7 +123,6 @@ class DeltaRecords:
         return frame.select(*selected, *self._positions)
 
     def _without_deleted(self, frame: DataFrame, root: str) -> DataFrame:
-        """Drop the rows that deletion vectors mark as deleted."""
         if not self._deleted:
             return frame
         import numpy
@@ -140,11 +139,7 @@ class DeltaRecords:
     def _with_values(
         self, frame: DataFrame, files: Sequence[FilePin], root: str
     ) -> tuple[DataFrame, Mapping[str, Column]]:
-        """
-        Add the values that are in the table's log and not in the files: partition values and, for changes, the version and its time.
-
-        :returns: the frame, and physical name of a partition column, ``_commit_version`` or ``_commit_timestamp`` (milliseconds) → its value as text
-        """
+        """The mapping: physical name of a partition column, ``_commit_version`` or ``_commit_timestamp`` (milliseconds) → its value as text."""
         types = {physical_name(f): f["type"] for f in fields_of(self._table.schema)}
         names = [*files[0].partition, *([_VERSION, _TIME] if files[0].change else [])]
 
@@ -178,11 +173,6 @@ class DeltaRecords:
         return groups.distributed(self.frame, place, numbers, layout, F.struct(*values)), layout
 
     def _feed(self) -> DataFrame:
-        """
-        Read the change data feed of the versions with Spark's Delta package.
-
-        :raises DataError: Spark does not have the package, or it is not enabled. Nothing became visible
-        """
         fields = [quoted(field["name"]) for field in fields_of(self._table.schema)]
         frames = []
         # By default, Spark's Delta reads old versions with the newest columns. The session is a clone that only this attempt uses.

@@ -114,11 +114,7 @@ def _fields(fields: Sequence[Any], above: tuple[str, ...] = ()) -> Iterator[tupl
 
 
 def _has_required(kind: Any, *, inside: bool = False) -> bool:
-    """
-    Return whether an array or map contains values that must not be null, or fields whose metadata has requirements for writers.
-
-    Such tables are refused, because Delta's own writers do not check these requirements either.
-    """
+    """Return whether an array or map has values that must not be null, or fields with requirements. Delta's own writers do not check these."""
     if not isinstance(kind, dict) or (kind["type"] == "struct" and not inside):
         return False
     if not all(kind.get(mark, True) for mark in ("containsNull", "valueContainsNull")):

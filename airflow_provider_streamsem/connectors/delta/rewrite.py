@@ -95,11 +95,7 @@ class RewrittenTable:
                 yield pa.table(arrays, names=[*batch.schema.names, *constants])
 
     def _refuse_other_case(self, file: AddedFile, names: Sequence[str]) -> None:
-        """
-        Refuse a file in which the name of a column differs in case from that in the table. Spark reads such a column, and pyarrow would leave it out.
-
-        :raises DataError: names the file and the columns
-        """
+        """Spark reads a column whose name differs in case from that in the table, and pyarrow would leave it out."""
         columns = {name.lower() for name in self.schema.names} - {name.lower() for name in self.partition_by}
         differing = sorted(name for name in names if name.lower() in columns and name not in self.schema.names)
         if differing:
@@ -161,7 +157,6 @@ class RewrittenTable:
                     yield part
 
     def _parsed(self, text: str | None, name: str) -> Any:
-        """Return a partition value as a reader of the table's log parses it."""
         return pa.scalar(text, pa.string()).cast(self.schema.field(name).type)
 
     def delete(self, files: Iterable[NewFile]) -> None:

@@ -67,12 +67,7 @@ _DIGITS = 15
 
 @dataclass(slots=True)
 class _Handle:
-    """
-    The handle of one try.
-
-    :param cached: the opened table; ``None`` if there is no table
-    :param entry: number of the entry that this try has committed; ``None`` if it has committed none
-    """
+    """The handle of one try. ``cached`` is ``None`` if there is no table, and ``entry`` if this try has committed no entry."""
 
     cached: CachedTable | None
     entry: int | None = None
@@ -280,11 +275,7 @@ class DeltaSink(TableSink[_Handle]):
         return self.path
 
     def _check_not_restored(self, batch: SinkCommit, cached: CachedTable, marker: SinkMarker) -> None:
-        """
-        Refuse a restored table. RESTORE keeps the transaction identifiers but removes the rows.
-
-        :raises MarkerLostError: the table was restored
-        """
+        """RESTORE keeps the transaction identifiers but removes the rows."""
         restored = cached.restored_since(_app(batch))
         if restored is not None:
             raise batch.marker_lost_error(_restored(marker.version, restored), table=self.path)
@@ -312,11 +303,7 @@ class DeltaSink(TableSink[_Handle]):
         return True
 
     def _prepare(self, table: Any, batch: SinkCommit) -> bool:
-        """
-        Check the table again, because other writers may have changed it since the batch was staged. Add missing columns in a separate entry.
-
-        :returns: whether the table had all columns, so that the batch can be committed to it
-        """
+        """Other writers may have changed the table since the batch was staged. Returns ``False`` after it has added missing columns in an entry."""
         from deltalake import CommitProperties
         from deltalake.schema import Field
 
@@ -346,7 +333,6 @@ class DeltaSink(TableSink[_Handle]):
         return not missing_columns
 
     def _changes(self, table: Any, batch: SinkCommit) -> list[Any]:
-        """Return the actions that add the staged files, and remove the files that a reprocessing run or a rollback removes."""
         from deltalake.transaction import AddAction, RemoveAction
 
         now_ms = SYSTEM_CLOCK.now_ms()
@@ -361,11 +347,7 @@ class DeltaSink(TableSink[_Handle]):
         return [*added, *removed]
 
     def _files_to_replace(self, table: Any, batch: SinkCommit) -> Sequence[DataFile]:
-        """
-        Return the files that a reprocessing run or a rollback removes.
-
-        :raises PublishError: the table does not reference all of them. Another writer has copied their rows to other files, which would stay in the table
-        """
+        """If the table does not reference all of them, another writer has copied their rows to other files, which would stay in the table."""
         files = batch.replaced_files
         if files and is_append_only(table):
             summary = "the Delta table accepts only appends (delta.appendOnly=true), but the version must remove rows; nothing of it was applied"
@@ -381,11 +363,6 @@ class DeltaSink(TableSink[_Handle]):
         return files
 
     def _with_table_types(self, table: Any, fields: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        """
-        Return the columns with the types of the table.
-
-        :raises DataError: a column of the table has a type that cannot hold the values, or a name that differs only in case. Nothing became visible
-        """
         existing = {field["name"].lower(): field for field in _columns(table)}
         fitted = []
         for field in fields:
@@ -410,11 +387,6 @@ class DeltaSink(TableSink[_Handle]):
             ) from error
 
     def _missing_columns(self, table: Any, batch: SinkCommit) -> list[dict[str, Any]]:
-        """
-        Return the columns and struct fields that the table lacks.
-
-        :raises DataError: the staged files have another type than the table
-        """
         fields = _fields(batch.staged_schema)
         existing = {field["name"]: field for field in _columns(table)}
         for field, fitted in zip(fields, self._with_table_types(table, fields), strict=True):
@@ -423,7 +395,6 @@ class DeltaSink(TableSink[_Handle]):
         return [new for field in fields if (new := _added(existing.get(field["name"]), field)) is not None]
 
     def _problems(self, table: Any) -> list[str]:
-        """Return the requirements of the table that this sink does not satisfy."""
         return [*unwritable(table), *(mergeable.unmergeable(table) if self.merges else [])]
 
     def _check_partitions(self, table: Any) -> None:
@@ -438,11 +409,7 @@ class DeltaSink(TableSink[_Handle]):
 
 
 def _check_decimals(parquet: Any, partition_by: Sequence[str]) -> None:
-    """
-    Refuse negative decimals with a fraction in partition columns. delta-rs writes ``-0.05`` as ``0.-5``, and then reads no row of the whole table.
-
-    :raises DataError: names the columns. Nothing became visible
-    """
+    """delta-rs writes the partition value ``-0.05`` as ``0.-5``, and then reads no row of the whole table."""
     refused = set()
     for group in range(parquet.num_row_groups):
         for index in range(parquet.num_columns):
@@ -469,17 +436,14 @@ def _restored(marker: int, entry: int) -> str:
 
 def _marks(batch: SinkCommit, app: str, *, skipped: bool) -> dict[str, int]:
     """
-    Return the transaction numbers that an entry sets: application → number.
-
-    Checkpoints keep transaction numbers, but not an entry's commit information. A number has 63 bits, so the outcome is stored as the first 15
-    hexadecimal digits of its sha256.
+    Checkpoints keep transaction numbers, but not an entry's commit information. A number has 63 bits, so the outcome is stored as the first 15 hexadecimal
+    digits of its sha256.
     """
     marks = {app: batch.version, f"{app}#outcome": int(batch.outcome[:_DIGITS], 16)}
     return {**marks, f"{app}#skipped": batch.version} if skipped else marks
 
 
 def _marker(cached: CachedTable, app: str) -> SinkMarker | None:
-    """Build the marker from the table's transaction numbers."""
     version, outcome, skipped = (cached.transaction(name) for name in (app, f"{app}#outcome", f"{app}#skipped"))
     if version is None:
         return None
@@ -488,11 +452,7 @@ def _marker(cached: CachedTable, app: str) -> SinkMarker | None:
 
 
 def _fields(schema: str) -> list[dict[str, Any]]:
-    """
-    Return the columns in Delta's form: that of Spark's schema JSON, with every column nullable. ``""`` has no columns.
-
-    :raises DataError: a column has a type that Delta does not have, or two names differ only in case. Nothing became visible
-    """
+    """Return the columns in Delta's form: that of Spark's schema JSON, with every column nullable. ``""`` has no columns."""
     fields: list[dict[str, Any]] = [_nullable(field) for field in json.loads(schema)["fields"]] if schema else []
     unsupported = [field["name"] for field in fields if not _is_known(field["type"])]
     if unsupported:
@@ -565,7 +525,6 @@ def _added_type(existing: Any, kind: Any) -> Any:
 
 
 def _missing_files(table: Any, files: Sequence[DataFile]) -> list[str]:
-    """Return the files that a table no longer references."""
     # The location before the key may be spelled with another scheme or with escapes. A key begins with `data/`.
     existing = {f"data/{uri.rpartition('/data/')[2]}" for uri in table.file_uris()} if files else set()
     return [file.key for file in files if file.key not in existing]

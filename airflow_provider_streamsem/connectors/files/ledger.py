@@ -76,7 +76,6 @@ class Ledger:
         is_partial: bool = False,
         listed_at_ms: int | None = None,
     ) -> Discovery | None:
-        """Build the discovery after ``newest`` that has the new files of a listing; ``None`` if there is nothing to record."""
         compared = self._log.perform(discovery.compare(newest, listed, is_partial=is_partial))
         nonce = self._log.clock.new_id()
         return self._log.perform(discovery.extend(newest, compared, nonce, listed_at_ms=listed_at_ms))
@@ -99,11 +98,7 @@ class Ledger:
             start = first + len(block)
 
     def _block(self, newest: Discovery, start: int) -> tuple[int, list[FoundFile]]:
-        """
-        Return a block of files with consecutive ordinals that contains ``start``: the ordinal of its first file, and the files.
-
-        The ledger caches the last block, because the next batch of a drain usually starts in it.
-        """
+        """Return the ordinal of the block's first file, and its files. The next batch of a drain usually starts in the cached last block."""
         first, files = self._cached_block
         if not first <= start < first + len(files):
             end = min(start + BLOCK_FILES, newest.end)
@@ -113,11 +108,7 @@ class Ledger:
         return self._cached_block
 
     def _reaching(self, end: int) -> Discovery:
-        """
-        Return a discovery with all ordinals below ``end``: the newest that a listing shows, or a later one that the listing lacks.
-
-        :raises LogDamagedError: there is no such discovery
-        """
+        """Return the newest discovery that a listing shows, or a later one that the listing lacks."""
         i = max(self._newest_listed(), self._newest_hint, 0)
         self._newest = self._entry(i)
         while self._newest.end < end:

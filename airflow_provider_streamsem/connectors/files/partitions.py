@@ -186,7 +186,6 @@ def _wider(first: str, second: str) -> str:
 
 
 def _whole_digits(value: str) -> int | None:
-    """Return the number of digits of a number without a fraction; ``None`` for any other text."""
     if not _NUMBER.fullmatch(value):
         return None
     _, digits, exponent = Decimal(value).as_tuple()

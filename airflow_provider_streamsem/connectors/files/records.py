@@ -57,13 +57,7 @@ _OPEN_COST_BYTES = 1 << 18
 
 @dataclass(frozen=True)
 class _Group:
-    """
-    Files that one reader can read: their partition directories name the same columns below the same directory.
-
-    :param partitions: the partition columns and their types
-    :param options: options of Spark's reader
-    :param located: the paths of the files, in the form that Spark's reader accepts
-    """
+    """Files that one reader can read: their partition directories name the same columns below the same directory."""
 
     partitions: StructType
     options: Mapping[str, str]
@@ -72,14 +66,7 @@ class _Group:
 
 @dataclass(frozen=True)
 class _Lines:
-    """
-    The lines of a group of files.
-
-    :param read: returns all lines; see :func:`airflow_provider_streamsem.connectors.files.text_lines.lines`
-    :param is_filled: whether a line is a record, and not empty; ``None``: every line is
-    :param records: how the lines become records; ``None``: a line is a record if it is text
-    :param csv: the dialect of CSV lines
-    """
+    """The lines of a group of files. ``is_filled=None``: every line is a record. ``records=None``: a line is a record if it is text."""
 
     read: _ReadLines
     is_filled: Column | None = None
@@ -87,7 +74,6 @@ class _Lines:
     csv: Csv | None = None
 
     def frame(self, *, with_location: bool) -> DataFrame:
-        """Return the lines that are records."""
         frame = self.read(with_location=with_location)
         return frame if self.is_filled is None else frame.where(self.is_filled)
 
@@ -178,11 +164,7 @@ class FileRecords:
             self.frame = ordered.in_order(self.frame, paths)
 
     def _refuse_contradictions(self, frames: list[DataFrame]) -> None:
-        """
-        Refuse a column that has different types in different groups. A union would convert its values to another type.
-
-        :raises DataError: a column has two types
-        """
+        """A union would convert the values of a column with different types to another type."""
         types: dict[str, DataType] = {}
         for frame in frames if len(frames) > 1 else ():
             for field in frame.schema.fields:
@@ -238,11 +220,7 @@ class FileRecords:
             logger.warning("%s: %s (%d records, first file %s)", summary, ", ".join(columns), records, self._first)
 
     def _typed_partitions(self, pins: Sequence[FilePin]) -> dict[str, StructField]:
-        """
-        Return lower-case name → partition column. The type of a column is that in the schema, else that in the pins.
-
-        :raises DataError: a value does not fit the type, or a column has the name of the column of text lines. Nothing became visible
-        """
+        """Return lower-case name → partition column. The type in the schema has precedence over that in the pins."""
         if not self._source.hive_partitions:
             return {}
         paths = [pin.path for pin in pins]
@@ -292,14 +270,7 @@ class FileRecords:
         return footers
 
     def _check_zone(self, path: str, columns: list[str]) -> None:
-        """
-        Check that the default time zone of the Java process is UTC.
-
-        Spark reads ORC timestamps without a time zone in Java's default time zone, and ignores the session's time zone. So a retry on another worker could
-        return other values.
-
-        :raises DataError: Java's time zone is not UTC
-        """
+        """Spark reads ORC timestamps without a zone in Java's default time zone, so a retry on another worker could return other values."""
         (zone,) = self._spark.sql("SELECT java_method('java.time.ZoneId', 'systemDefault')").first() or ("",)
         if zone not in _UTC:
             raise DataError(
@@ -312,11 +283,7 @@ class FileRecords:
             )
 
     def _grouped(self, paths: list[str]) -> list[_Group]:
-        """
-        Group the files by their partition directories. Each group gets a reader.
-
-        A single reader for files with different partition directories would silently drop files.
-        """
+        """A single reader for files with different partition directories would silently drop files."""
         members: dict[Any, list[str]] = {}
         for path, names in self._names(paths).items():
             located_path = spark_path(self._source.path, path)
@@ -344,17 +311,14 @@ class FileRecords:
         return groups
 
     def _names(self, paths: Iterable[str]) -> dict[str, tuple[str, ...]]:
-        """Return path → lower-case names of the partition columns in its directories."""
         if not self._source.hive_partitions:
             return dict.fromkeys(paths, ())
         return {path: tuple(name.lower() for name, _ in partitions.layout(path).values) for path in paths}
 
     def _data_columns(self, partitions: Collection[str]) -> StructType:
-        """Return the schema's columns that the files store, which are all except ``partitions``."""
         return StructType([f for f in (self._schema or StructType()).fields if f.name.lower() not in partitions])
 
     def _columns(self, group: _Group) -> StructType:
-        """Return the schema's columns that the files of a group store."""
         return self._data_columns({field.name.lower() for field in group.partitions.fields})
 
     def _read_columnar(self, spark: SparkSession, group: _Group) -> DataFrame:
@@ -372,11 +336,6 @@ class FileRecords:
         return frame
 
     def _merged(self, reader: DataFrameReader, group: _Group) -> DataFrame:
-        """
-        Load the files of a group with the columns of all of them.
-
-        :raises DataError: Spark cannot read the columns of a file, or two files have different types for a column; the error names the file
-        """
         assert self._footers is not None
         try:
             frame = reader.load(group.located)
@@ -451,7 +410,6 @@ class FileRecords:
         self._parse(_Lines(self._text_lines(group), F.trim(RAW) != "", records), group)
 
     def _text_lines(self, group: _Group) -> _ReadLines:
-        """Return a function that reads the lines of a group, each without its line break."""
         return partial(lines, self._spark.read.options(**group.options), group.located, group.partitions)
 
     def _parse(self, read_lines: _Lines, group: _Group) -> None:
@@ -482,7 +440,6 @@ class FileRecords:
         self._lines.append(_Lines(read))
 
     def _line_positions(self) -> list[Column]:
-        """Return the columns by which the records of lines are sorted; none if they are not sorted."""
         return ordered.position(F.col(PATH), F.col(START)) if self._positions else []
 
     def bad_records(self) -> Iterator[BadRecord]:
@@ -516,23 +473,15 @@ class FileRecords:
 
 def _checksums(size: int, files: int) -> Checksums | None:
     """
-    Return the column of the checksums of bad texts; ``None`` for much input.
-
-    Spark's driver joins the checksums of all tasks after each task. By default, a task reads 128 MiB of large files, or at least one small file.
-
-    :param size: of the files, in bytes
-    :param files: number of files
+    Return ``None`` for much input, because Spark's driver joins the checksums of all tasks after each task. By default, a task reads 128 MiB of large files, or
+    at least one small file. ``size`` is in bytes.
     """
     most = min(2_000, 10_000 * (128 << 20) // max(size, 1), 200_000 // files)
     return Checksums(_CHECKSUMS, most) if most >= 20 else None
 
 
 def _as_read(field: StructField) -> StructField:
-    """
-    Return a partition column with the type that is requested from Spark.
-
-    Decimals are requested as strings, because Spark 4.1 returns ``1.5`` in a ``decimal(9,2)`` partition column of Parquet files as 0.15.
-    """
+    """Spark 4.1 returns ``1.5`` in a ``decimal(9,2)`` partition column of Parquet files as 0.15, so decimals are requested as strings."""
     return StructField(field.name, StringType()) if isinstance(field.dataType, DecimalType) else field
 
 

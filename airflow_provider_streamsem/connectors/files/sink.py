@@ -317,19 +317,16 @@ def _marked(mark: bytes | None) -> dict[str, str]:
 
 
 def _has_other_keys(kind: Any) -> bool:
-    """Return whether a type contains a map whose keys are not strings."""
     if not isinstance(kind, dict):
         return False
     return (kind["type"] == "map" and kind["keyType"] != "string") or any(map(_has_other_keys, _parts(kind)))
 
 
 def _contains(kind: Any, sought: str) -> bool:
-    """Return whether a type is the named type or contains it."""
     return kind == sought if isinstance(kind, str) else any(_contains(part, sought) for part in _parts(kind))
 
 
 def _names(fields: Sequence[Any]) -> Iterator[str]:
-    """Yield the names of columns and of the fields inside them."""
     for field in fields:
         yield field["name"]
         kinds = [field["type"]]
@@ -341,7 +338,6 @@ def _names(fields: Sequence[Any]) -> Iterator[str]:
 
 
 def _parts(kind: Any) -> list[Any]:
-    """Return the types inside a nested type."""
     inner = [kind[name] for name in ("elementType", "keyType", "valueType") if name in kind]
     return [*inner, *(field["type"] for field in kind.get("fields", ()))]
 

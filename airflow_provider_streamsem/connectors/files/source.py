@@ -287,13 +287,7 @@ class FilesSource(SourceDefaults):
             )
 
     def _committed(self, stats: list[ObjectStat], now_ms: int) -> list[ObjectStat]:
-        """
-        Return the listed files without those that a streaming query has written and not committed; see :mod:`spark_sink_log`.
-
-        Warns of files that the query has committed and that are missing. They may have been deleted after they were read.
-
-        :raises InvalidError: the source has notifications, which do not say which files are committed. Nothing was written
-        """
+        """Warns of files that the query has committed and that are missing. They may have been deleted after they were read."""
         store = self._store()
         try:
             keys = [stat.key for stat in store.list(spark_sink_log.PREFIX)]
@@ -390,11 +384,7 @@ class FilesSource(SourceDefaults):
             )
 
     def _is_discovered(self, key: str) -> bool:
-        """
-        Return whether the source discovers a listed file.
-
-        A file that has an ordinal is read even if ``glob`` changes later, because its ordinal is part of the offsets.
-        """
+        """A file that has an ordinal is read even if ``glob`` changes later, because its ordinal is part of the offsets."""
         return _is_data(key) and fnmatchcase(key.rpartition("/")[2], self.glob)
 
     def check_pins(self, pins: Sequence[FilePin], *, was_read: bool) -> None:
@@ -445,7 +435,6 @@ class FilesSource(SourceDefaults):
 
 
 def _is_data(key: str) -> bool:
-    """Return whether a path can be a data file: not hidden, not in a hidden directory, and not unfinished."""
     hidden = any(part[:1] in ("_", ".", "") for part in key.split("/"))
     return "\0" not in key and not hidden and not key.endswith("._COPYING_")
 
@@ -509,10 +498,8 @@ class FilesPlanner:
 
     def _discover_notified(self) -> ListedEnd:
         """
-        Assign ordinals to the new files of which the bucket has sent notifications.
-
-        A message is acknowledged when its files have ordinals. A message that is received again names a known file. A message of a file that has not settled
-        is received again after the visibility timeout of the queue.
+        A message is acknowledged when its files have ordinals. A message that is received again names a known file. A message of a file that has not settled is
+        received again after the visibility timeout of the queue.
         """
         queue = notifications.queue_of("notifications", self._source.notifications)
         bucket, _, prefix = split_url(self._source.path)[1].partition("/")
@@ -567,7 +554,6 @@ class FilesPlanner:
     def _unreadable(
         self, files: Sequence[FoundFile], first: int, listed: Mapping[str, tuple[int, str]], on_data_loss: str
     ) -> list[int]:
-        """Return the ordinals of the files that cannot be read, in ascending order."""
         location = self._source.path
         flaws = truncation.flaws(self._source.format, first, files)
         for at, flaw in flaws.items():
@@ -592,11 +578,7 @@ class FilesPlanner:
         return sorted([*missing, *flaws])
 
     def _exists(self, file: FoundFile, listed: Mapping[str, tuple[int, str]]) -> bool:
-        """
-        Return whether a file is unchanged since its discovery.
-
-        For most files, the latest listing shows this. A file that it lacks may be outside the listed paths, so a request for the file is sent.
-        """
+        """The latest listing shows most files. A file that it lacks may be outside the listed paths, so a request for the file is sent."""
         if listed.get(file.path) == (file.bytes, file.identity):
             return True
         stat = self._source.stat(file.path)
@@ -641,7 +623,6 @@ def _bytes_per_row(hint: Json) -> int:
 
 
 def _hint(types: Mapping[str, str], *, newest: int, bytes_per_row: int) -> Json:
-    """Return the hint of a plan or outcome: the number of the newest discovery, the bytes per row, and the types of the partition columns."""
     return {**partitions.hint(types), "newest": newest, "bytes_per_row": bytes_per_row}
 
 

@@ -91,11 +91,7 @@ def _kind(location: str, *, is_path: bool) -> str | None:
 
 
 def _kind_if_allowed(location: str, *, is_path: bool) -> str | None:
-    """
-    Return the result of :func:`_kind`; ``None`` if access to the location is denied.
-
-    The pipeline may lack permission for a directory above the path. If it lacks permission for the path, the listing of the path raises an error.
-    """
+    """The pipeline may lack permission for a directory above the path. The listing reports a lack of permission for the path."""
     with suppress(StoreRefusedError):
         return _kind(location, is_path=is_path)
     return None

@@ -109,11 +109,7 @@ class Publisher:
         return self._run_rounds(self._skip_or_mark_unknown)
 
     def _run_rounds(self, perform: Callable[[_Round], Effects]) -> Receipt:
-        """
-        Complete all rounds of the batch, and return the receipt.
-
-        :param perform: completes a round that has no recorded effects, and returns its effects
-        """
+        """``perform`` completes a round that has no recorded effects, and returns its effects."""
         chunks = range(-(-self._rows // self._sink.chunk_rows))
         for chunk in chunks:
             at: _Round | None = _Round(chunk, 0, self._rows_of(chunk))
@@ -137,7 +133,6 @@ class Publisher:
         return Receipt(result="skipped" if is_skipped else "applied", rows=self._total["done"], detail=detail)
 
     def _after(self, at: _Round, effects: Effects) -> _Round | None:
-        """Return the next round, or ``None`` if the chunk is complete."""
         counts = {name: getattr(effects, name) for name in _COUNTS}
         if sum(counts.values()) + effects.left != at.rows or min(effects.left, *counts.values()) < 0:
             raise LogDamagedError(
@@ -152,11 +147,7 @@ class Publisher:
         return _Round(at.chunk, at.number + 1, effects.left) if effects.left else None
 
     def _performed(self, endpoint: Endpoint, at: _Round) -> Effects:
-        """
-        Make the calls of a round, and record the results.
-
-        A call without a clear answer is repeated. With ``at_most_once``, it is repeated only if the endpoint has certainly not performed it.
-        """
+        """A call without a clear answer is repeated. With ``at_most_once``, only if the endpoint has certainly not performed it."""
         calls = self._calls_of(at.chunk)
         if self._claims:
             endpoint.reach()
@@ -192,7 +183,6 @@ class Publisher:
         return effects
 
     def _counts(self, first: int) -> Counter[str]:
-        """Return result → number of records, for the calls of the chunk from index ``first`` on."""
         counts: Counter[str] = Counter()
         for call, kind in zip(self._calls[first:], self._results[first:], strict=False):
             counts[kind] += call.rows
@@ -273,11 +263,7 @@ class Publisher:
         return None
 
     def _effects_of_another(self, at: _Round) -> Effects:
-        """
-        Return the recorded result of a round that another publisher has claimed. If there is none, record the round as unknown.
-
-        :raises UnavailableError: there is no result, and this publisher must not close the claim (P5)
-        """
+        """A round without a recorded result is recorded as unknown, unless this publisher must not close the claim (P5)."""
         effects = self._effects.known(at.chunk, at.number)
         # This publisher has ended its previous round early, and another publisher has claimed this round since. So that publisher runs now (P5).
         may_close = self._effects.may_close and self._released != (at.chunk, at.number)

@@ -73,5 +73,4 @@ class Pace:
         self._allow_after(wait_s)
 
     def _allow_after(self, wait_s: float) -> None:
-        """Allow the next call ``wait_s`` seconds from now."""
         self._from_ms, self._wait_ms = self._clock.now_ms(), wait_s * 1000

@@ -293,7 +293,6 @@ class HttpSink(StagedSink):
 
 @lru_cache(maxsize=16)
 def _decimals(schema: str) -> frozenset[str]:
-    """Return the decimal columns of a schema. Cached, because every record needs them."""
     kinds = {field["name"]: field["type"] for field in json.loads(schema)["fields"]}
     return frozenset(name for name, kind in kinds.items() if isinstance(kind, str) and kind.startswith("decimal("))
 

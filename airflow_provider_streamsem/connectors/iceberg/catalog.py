@@ -229,10 +229,7 @@ def _s3_properties(location: str) -> dict[str, str]:
 
 
 def _connection_properties(conn_id: str | None) -> dict[str, str]:
-    """
-    Return the catalog properties of a connection. The extra holds properties, the host is the ``uri``, and login and password are the ``credential``
-    of a REST catalog.
-    """
+    """The extra holds properties, the host is the ``uri``, and login and password are the ``credential`` of a REST catalog."""
     if conn_id is None:
         return {}
     airflow_connection = connection(conn_id)

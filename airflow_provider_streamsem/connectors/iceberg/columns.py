@@ -278,7 +278,6 @@ def _mapped(fields: Iterable[MappedField], above: str = "") -> Iterator[str]:
 
 
 def _paths(kind: Any, column: str) -> Iterator[str]:
-    """Yield the paths of the struct fields in a type."""
     if not isinstance(kind, dict):
         return
     for field in kind.get("fields", []):

@@ -102,7 +102,6 @@ class _CatalogWithoutRetry:
         self._catalog = catalog
 
     def commit_table(self, *arguments: Any) -> Any:
-        """Commit through the catalog, and raise :class:`RefusedError` if it refuses."""
         try:
             return self._catalog.commit_table(*arguments)
         except (CommitFailedException, ValidationException) as error:

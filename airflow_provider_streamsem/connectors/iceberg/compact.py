@@ -58,7 +58,6 @@ class _NewFiles:
     may_be_committed: bool = False
 
     def delete(self) -> None:
-        """Delete the files, unless a commit may have added them to the table."""
         for file in [] if self.may_be_committed else self.files:
             try:
                 self.table.io.delete(file.file_path)
@@ -111,7 +110,6 @@ class Compaction:
         )
 
     def _groups(self, table: Table) -> Iterator[list[Together]]:
-        """Yield the files that each commit replaces."""
         group: list[Together] = []
         size = 0
         for together in self._small(table):
@@ -125,12 +123,7 @@ class Compaction:
             yield group
 
     def _small(self, table: Table) -> Iterator[Together]:
-        """
-        Yield small files of one partition that fit into one new file, two or more.
-
-        A file is small if it is smaller than half of the target. Files with row-level deletes are left alone, and so are files whose dates or times pyiceberg
-        would change.
-        """
+        """Files are small below half of the target. Files with row-level deletes, or with dates or times that pyiceberg would change, stay."""
         partitions: dict[Any, Together] = defaultdict(list)
         for task in table.scan().plan_files():
             if self._is_small(table, task):
@@ -159,7 +152,6 @@ class Compaction:
         )
 
     def _rewrite(self, group: list[Together]) -> TableRewrite:
-        """Write the new files of one commit, and commit them. After a failure, delete them, unless the commit may have been applied."""
         table = self.load()
         new = _NewFiles(table)
         try:
@@ -172,11 +164,7 @@ class Compaction:
         return _rewrite_of(group, new=new.files, snapshot=snapshot)
 
     def _commit(self, group: list[Together], new: _NewFiles) -> int:
-        """
-        Commit the new files, on top of the commits of other writers if these have not changed the small files.
-
-        :returns: the id of the snapshot
-        """
+        """Commit on top of the commits of other writers, if these have not changed the small files. Return the id of the snapshot."""
         tasks = [task for together in group for task in together]
         for _ in tries(doubling(_FIRST_WAIT_S, _COMMITS - 1)):
             table = self.load()
@@ -238,11 +226,7 @@ def _is_read_correctly(table: Table, task: FileScanTask) -> bool:
 
 
 def _written(table: Table, together: Together) -> list[DataFile]:
-    """
-    Write the rows of small files as one new file; none if they have no rows.
-
-    :raises DataError: the rows of the new file differ from those of the small files. The table was not changed
-    """
+    """Return one new file; none if the small files have no rows."""
     rewritten = RewrittenTable(table.metadata, table.io, _DIRECTORY)
 
     def rows() -> Iterator[Any]:
@@ -284,7 +268,6 @@ def _rewrite_of(group: list[Together], *, new: Sequence[DataFile] | None = None,
 
 @contextmanager
 def _translated(table: Table) -> Iterator[None]:
-    """Raise the errors of pyiceberg, the catalog and the store as errors of this package."""
     try:
         yield
     except (StreamsemError, _FilesChangedError):
@@ -294,7 +277,6 @@ def _translated(table: Table) -> Iterator[None]:
 
 
 def _failed(table: str, error: Exception) -> StreamsemError:
-    """Return the error for a compaction that failed while it read, wrote or committed."""
     facts = {"table": table, "problem": type(error).__name__}
     if is_transient(error):
         summary = "the catalog or the store did not report the result of a request; no row was changed, and whether files were replaced is unknown"

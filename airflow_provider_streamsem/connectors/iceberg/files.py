@@ -133,11 +133,7 @@ def has_equality_deletes(table: Table) -> bool:
 
 
 def _leaves(parquet: Any, partition_by: Sequence[str]) -> Iterator[tuple[str, int]]:
-    """
-    Yield path and index of the columns that get metrics: the first 32 leaf columns, and all partition columns.
-
-    Columns inside arrays and maps and columns of type INT96 get none. If a name contains a dot, no column gets metrics, because paths would be ambiguous.
-    """
+    """Columns in arrays and maps and of type INT96 get no metrics. If a name contains a dot, no column does: paths would be ambiguous."""
     schema = parquet.schema.to_arrow_schema()
     if any("." in name for name in _names(schema)):
         return

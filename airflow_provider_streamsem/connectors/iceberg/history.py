@@ -189,8 +189,6 @@ def _manifests(table: Table, snapshot: Snapshot) -> list[ManifestFile]:
 
 
 def _entries(table: Table, manifests: Sequence[ManifestFile]) -> list[tuple[ManifestFile, list[ManifestEntry]]]:
-    """Return the live entries of each manifest. Reads up to 16 manifests at a time."""
-
     def entries(manifest: ManifestFile) -> list[ManifestEntry]:
         return _read(table, manifest.manifest_path, lambda: manifest.fetch_manifest_entry(table.io))  # type: ignore[no-any-return]
 

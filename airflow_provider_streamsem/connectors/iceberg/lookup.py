@@ -127,11 +127,6 @@ class IcebergTable:
         )
 
     def _read(self, pin: Json) -> SnapshotPin:
-        """
-        Decode a pin.
-
-        :raises LogDamagedError: the pin has another form, or names a file outside the location of the table's files
-        """
         try:
             snapshot: SnapshotPin = build(SnapshotPin, pin, "pin")
             read_pins([pin["table"], *pin["files"]], table=self.table)

@@ -60,7 +60,6 @@ def merge(commit: OneCommit, location: str, batch: SinkCommit, key: str, mark: d
 
 
 def _kept(rewritten: RewrittenTable, task: FileScanTask, is_merged: Callable[[Any], Any]) -> Iterator[Any]:
-    """Yield the rows of a file that no row of the batch replaces."""
     return (part.filter(pc.invert(is_merged(part))) for part in rewritten.rows(task))
 
 
@@ -76,12 +75,7 @@ def _has_other_spec(table: Table, task: FileScanTask) -> bool:
 
 
 def _written(rewritten: RewrittenTable, rows: Read, partition: Record | None, batch: SinkCommit) -> list[DataFile]:
-    """
-    Write rows to new files, one for each partition; none if there are no rows.
-
-    :param partition: the partition of all rows; ``None`` if they must be divided
-    :raises PublishError: the rows of the new files differ. Nothing of the batch is in the table
-    """
+    """``partition`` is the partition of all rows; ``None`` if they must be divided."""
     if partition is not None:
         groups = [(rows(), partition)] if any(part.num_rows for part in rows()) else []
     else:
@@ -100,23 +94,14 @@ def _written(rewritten: RewrittenTable, rows: Read, partition: Record | None, ba
 
 
 def _refuse_old_times(table: Table, path: str, batch: SinkCommit) -> None:
-    """
-    Refuse to rewrite a file with dates or times that Arrow reads as different values.
-
-    Such a file was written by another engine and added to the table unchanged.
-
-    :raises PublishError: names the file and its columns. Nothing of the batch is in the table
-    """
+    """Arrow reads other dates or times from some files that another engine wrote, and that were added to the table unchanged."""
     with table.io.new_input(path).open() as opened:
         columns = misread_columns(opened)  # type: ignore[arg-type]
     refuse_misread(".".join(table.name()), batch, path, columns)
 
 
 def _with_keys(key: str, values: Any) -> pyiceberg.expressions.BooleanExpression:
-    """
-    Return the predicate that selects the rows with these keys. It includes the minimum and maximum, because pyiceberg skips no files by an ``In`` of
-    more than 200 values.
-    """
+    """The predicate has the minimum and maximum too, because pyiceberg skips no files by an ``In`` of more than 200 values."""
     expressions: Any = pyiceberg.expressions  # pyiceberg's annotations require argument names that its code does not
     bounds = pc.min_max(values)
     least = expressions.GreaterThanOrEqual(key, bounds["min"].as_py())

@@ -32,14 +32,7 @@ SNAPSHOTS, INITIAL = "snapshots@", "initial@"
 
 @dataclass(slots=True)
 class _Selected:
-    """
-    The snapshots of a batch.
-
-    :param end: end of the sequence numbers, exclusive
-    :param newest: the newest selected snapshot
-    :param pins: the files that they appended
-    :param lost: sequence numbers whose snapshots have expired
-    """
+    """The snapshots of a batch, up to ``end``, exclusive. ``lost`` are sequence numbers whose snapshots have expired."""
 
     end: int
     newest: Snapshot | None = None
@@ -96,11 +89,6 @@ class IcebergPlanner:
             return self._of_snapshots(table, lineage, (first, last), limits, on_data_loss)
 
     def _check_uuid(self, start: Offsets, uuid: str) -> None:
-        """
-        Refuse a table that was recreated.
-
-        :raises SourceChangedError: the committed offsets are those of another table. Nothing was written
-        """
         known = {name.partition("@")[2] for name in start}
         if uuid not in known:
             summary = "the Iceberg table has another UUID than in the committed offsets: it was dropped and recreated, or replaced. Nothing was written"
@@ -109,13 +97,7 @@ class IcebergPlanner:
             )
 
     def _check_lineage(self, lineage: BranchHistory, first: int, last: int, hint: Json) -> None:
-        """
-        Refuse a branch that no longer contains the snapshots that were read.
-
-        :param first: the next sequence number to read. The snapshot before it was read, so the branch must contain it unless it has expired
-        :param last: end of the sequence numbers to read, exclusive
-        :raises SourceChangedError: the branch was rolled back or rewritten. Nothing was written
-        """
+        """``last`` is exclusive. The snapshot before ``first`` was read, so the branch must contain it unless it has expired."""
         snapshots = lineage.snapshots
         is_rewritten = max(first, last) > lineage.end or any(lineage.lacks(number) for number in (first - 1, last - 1))
         newest, read = (hint.get("sequence"), hint.get("snapshot")) if isinstance(hint, dict) else (None, None)
@@ -131,12 +113,7 @@ class IcebergPlanner:
     def _of_initial(
         self, table: Table, lineage: BranchHistory, number: int, unread_files: int, limits: Limits, on_data_loss: str
     ) -> SourceSlice:
-        """
-        Select the next files of the initial snapshot.
-
-        :param number: sequence number of the initial snapshot
-        :param unread_files: number of its files that are not read yet
-        """
+        """Select the next files of the initial snapshot. ``number`` is its sequence number, and ``unread_files`` are not read yet."""
         snapshot = lineage.snapshots.get(number)
         if snapshot is None:
             summary = "the initial snapshot of the Iceberg table has expired before all its files were read; nothing was written"
@@ -167,11 +144,7 @@ class IcebergPlanner:
     def _of_snapshots(
         self, table: Table, lineage: BranchHistory, unread: tuple[int, int], limits: Limits, on_data_loss: str
     ) -> SourceSlice:
-        """
-        Select the next snapshots. They have the same columns, so they end before a snapshot with other columns.
-
-        :param unread: ``[start, end)`` of the sequence numbers to read
-        """
+        """Select the next snapshots of ``[start, end)``. They have the same columns, so they end before a snapshot with other columns."""
         selected = self._select(table, lineage, unread, limits, on_data_loss)
         lost = self._missing(selected.pins, on_data_loss)
         gap_numbers = {pin.sequence for pin in selected.pins if pin.key in lost}
@@ -191,11 +164,7 @@ class IcebergPlanner:
     def _select(
         self, table: Table, lineage: BranchHistory, unread: tuple[int, int], limits: Limits, on_data_loss: str
     ) -> _Selected:
-        """
-        Select snapshots until the batch is full.
-
-        A snapshot that cannot be read fails the run only if no snapshot before it has files. Otherwise the batch ends before it.
-        """
+        """A snapshot that cannot be read fails the run only if no snapshot before it has files. Otherwise the batch ends before it."""
         first, last = unread
         selected, budget = _Selected(first), Budget(limits)
         selected.lost = lineage.expired(first, last)
@@ -225,11 +194,6 @@ class IcebergPlanner:
         return selected
 
     def _pins_of(self, table: Table, snapshot: Snapshot) -> list[FilePin]:
-        """
-        Return the files that a snapshot appended.
-
-        :raises SourceChangedError: the snapshot changes rows, and the source refuses that; or a file cannot be read. Nothing was written
-        """
         operation = "unknown" if snapshot.summary is None else snapshot.summary.operation.value
         if operation == "replace":
             return []
@@ -246,11 +210,6 @@ class IcebergPlanner:
         return []
 
     def _missing(self, pins: Sequence[FilePin], on_data_loss: str) -> set[str]:
-        """
-        Return the keys of the files that are missing.
-
-        :raises SourceChangedError: with ``"fail"``, a file is missing. Nothing was written
-        """
         missing_files = missing(self._path, pins)
         if missing_files and on_data_loss == "fail":
             summary = "an unread file of the Iceberg table is missing, for example because its snapshot was expired; nothing was written"

@@ -78,11 +78,7 @@ class IcebergRecords:
         rows.check_read(self._location, self._files, read, snapshots=(self._table.start, self._table.end))
 
     def _read(self, file_columns: Any, files: Sequence[FilePin]) -> DataFrame:
-        """
-        Read files with the same columns.
-
-        :param file_columns: the columns of the files, a ``pyarrow.Schema``
-        """
+        """All files have the columns ``file_columns``, a ``pyarrow.Schema``."""
         mapping = None if any(_has_id(column) for column in file_columns) else self._mapping
         if mapping is None and not any(_has_id(column) for column in file_columns):
             summary = "a planned file has no field ids, and the Iceberg table has no name mapping, so its columns are unknown; nothing became visible"
@@ -108,11 +104,7 @@ class IcebergRecords:
         return frame.select(*selected, *self._positions)
 
     def _check_partitions(self, files: Sequence[FilePin], absent: set[int]) -> None:
-        """
-        Refuse a file that lacks a column by whose values it is partitioned. Iceberg takes such values from the table's metadata.
-
-        :raises DataError: names the file and the column. Nothing became visible
-        """
+        """Refuse a file without a column by whose values it is partitioned. Iceberg takes such values from the table's metadata."""
         for file in files:
             missing = [self._schema.find_column_name(id) for id in file.identity if id in absent]
             if missing:
@@ -141,13 +133,7 @@ def _has_id(column: Any) -> bool:
 
 
 def _find(field: NestedField, columns: Iterable[Any], mapping: Sequence[MappedField] | None) -> Any:
-    """
-    Return the column of a file that holds a field of the table; ``None`` if there is none.
-
-    :param columns: ``pyarrow.Field`` of the file, at the level of the field
-    :param mapping: the name mapping at this level; ``None`` if the file has field ids
-    :raises DataError: several columns have a name of the field. Nothing became visible
-    """
+    """``mapping`` is the name mapping at the level of the field; ``None`` if the file has field ids."""
     if mapping is None:
         field_id = str(field.field_id).encode()
         return next((column for column in columns if (column.metadata or {}).get(_FIELD_ID) == field_id), None)
@@ -160,21 +146,13 @@ def _find(field: NestedField, columns: Iterable[Any], mapping: Sequence[MappedFi
 
 
 def _below(mapping: Sequence[MappedField] | None, field_id: int) -> Sequence[MappedField] | None:
-    """Return the name mapping below a field."""
     if mapping is None:
         return None
     return next((mapped.fields for mapped in mapping if mapped.field_id == field_id), [])
 
 
 def _stored(kind: IcebergType, file_type: Any, mapping: Sequence[MappedField] | None) -> Any:
-    """
-    Return the type with which Spark reads a column of a file: the type in the table, with the names that its fields have in the file.
-
-    A field that the file lacks gets a name that no file has, so Spark reads null.
-
-    :param file_type: type of the column in the file, a ``pyarrow.DataType``
-    :param mapping: the name mapping below the column; ``None`` if the file has field ids
-    """
+    """Return the table's type with the names that the file has. A field that the file lacks gets a name that no file has: Spark reads null."""
     if isinstance(kind, StructType):
         parts = [file_type.field(at) for at in range(file_type.num_fields)]
         fields = []

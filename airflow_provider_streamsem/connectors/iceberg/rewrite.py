@@ -41,17 +41,12 @@ _ROWS = 65_536
 
 @dataclass(frozen=True, slots=True)
 class _Directory:
-    """
-    Replaces pyiceberg's partition key, which would convert the values.
-
-    The directory is the same for all partitions, because a long partition value is not a valid name of a directory.
-    """
+    """Replaces pyiceberg's partition key, which would convert the values. One directory for all, because a long value is not a valid name."""
 
     name: str
     partition: Record
 
     def to_path(self) -> str:
-        """Return the directory of the new file, below the table's directory for data files."""
         return self.name
 
 
@@ -160,12 +155,7 @@ def _internal(value: Any) -> Any:
 
 
 def _renamed(values: Any, kind: IcebergType, names: dict[int, str]) -> Any:
-    """
-    Return an array whose struct fields have their current names. No value changes.
-
-    :param kind: the array's type, with field ids
-    :param names: field id → current name. A field without a name was dropped; its name becomes one that no column has
-    """
+    """A field without a name in ``names`` (field id → current name) was dropped; its name becomes one that no column has."""
     if isinstance(kind, StructType):
         parts = [_renamed(values.field(at), field.field_type, names) for at, field in enumerate(kind.fields)]
         fields = [

@@ -205,11 +205,6 @@ class IcebergSink(TableSink[_Handle]):
             return compaction.preview() if dry_run else compaction.run()
 
     def _compactable(self, catalog: Catalog) -> Table:
-        """
-        Load the table, and refuse it if it cannot be compacted.
-
-        :raises InvalidError: the table is missing, or has requirements that a compaction does not satisfy. Nothing was written
-        """
         table = self._read(catalog, refusal=InvalidError)
         if table is None:
             raise InvalidError(
@@ -313,13 +308,7 @@ class IcebergSink(TableSink[_Handle]):
         return self.table
 
     def _commit_once(self, table: Table, batch: SinkCommit, key: str, state: str) -> None:
-        """
-        Send one commit, once.
-
-        The commit always contains a snapshot. Only with a snapshot does the catalog check that the branch ``main`` has not moved.
-
-        :param state: state in the marker: ``applied`` or ``skipped``
-        """
+        """Only a commit with a snapshot lets the catalog check that ``main`` has not moved. ``state`` is ``applied`` or ``skipped``."""
         from airflow_provider_streamsem.connectors.iceberg.commit import OneCommit
 
         mark = {key: f"{batch.version} {state} {batch.outcome}"}
@@ -347,13 +336,7 @@ class IcebergSink(TableSink[_Handle]):
         commit.commit_transaction()
 
     def _fit(self, commit: Transaction, table: Table, batch: SinkCommit) -> None:
-        """
-        Check the table again, and stage the columns and the name mapping that it lacks.
-
-        Readers need the name mapping, because the files have no field ids.
-
-        :raises PublishError: the table no longer accepts the rows. Nothing of the batch is in the table
-        """
+        """Check the table again, because it may have changed. Readers need the name mapping, because the files have no field ids."""
         try:
             fitted = self._fitted(table, batch.staged_schema)
             iceberg_columns.check_staged_types(table.metadata, batch.staged_schema)
@@ -380,11 +363,7 @@ class IcebergSink(TableSink[_Handle]):
                 commit.set_properties({iceberg_columns.COLUMNS: recorded})
 
     def _files_to_replace(self, table: Table, batch: SinkCommit) -> list[IcebergFile]:
-        """
-        Return the files that a reprocessing run or a rollback removes.
-
-        :raises PublishError: the table does not have all of them unchanged. Another writer has copied their rows to other files, which would stay
-        """
+        """If the table does not have all of them unchanged, another writer has copied their rows to other files, which would stay."""
         replaced = batch.replaced_files
         if not replaced:
             return []
@@ -457,11 +436,7 @@ class IcebergSink(TableSink[_Handle]):
             ).advising("set partition_by of the sink to the identity partitions of the table, or use another table.")
 
     def _check_merge(self, table: Table, columns: Schema) -> None:
-        """
-        For a merge, check that pyiceberg can write the files that the table requires, and that the rows have every column of the table.
-
-        A merged row replaces a whole row, so the values of columns that it lacks would be lost.
-        """
+        """A merged row replaces a whole row, so the values of columns that it lacks would be lost."""
         if self.merges:
             iceberg_files.check_writable(table)
             if iceberg_files.has_equality_deletes(table):

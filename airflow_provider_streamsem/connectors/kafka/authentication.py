@@ -114,7 +114,6 @@ def _check_token_endpoint(conn_id: str, settings: Mapping[str, str]) -> None:
 
 
 def _extensions(settings: Mapping[str, str]) -> dict[str, str]:
-    """Return name → value of the SASL extensions."""
     pairs = [pair.partition("=") for pair in settings.get(f"{_TOKEN}extensions", "").split(",")]
     return {name.strip(): value.strip() for name, mark, value in pairs if name.strip() or mark}
 
@@ -213,11 +212,7 @@ def _java_token_login(settings: Mapping[str, str]) -> dict[str, str]:
 
 
 def _jaas(module: str, options: Mapping[str, str]) -> str:
-    """
-    Return the text that configures a login of Java's client. Java's tokenizer unescapes a value in quotes.
-
-    :param options: name → value. The names are those of this module, or of :func:`_extensions` that :func:`check` has accepted
-    """
+    """Java's tokenizer unescapes a value in quotes. The names are this module's, or of :func:`_extensions` that :func:`check` accepted."""
     texts = [f'{name}="{_in_quotes(value)}"' for name, value in options.items()]
     return f"{' '.join([module, 'required', *texts])};"
 

@@ -73,7 +73,6 @@ def _lines(checkpoint: Store, key: str) -> list[str]:
 
 
 def _json_object(lines: Sequence[str]) -> dict[str, Json] | None:
-    """Return the JSON object in the first of some lines; ``None`` if there is none."""
     try:
         parsed: Json = json.loads(lines[0])
     except (ValueError, IndexError, RecursionError):

@@ -75,11 +75,7 @@ class KafkaRecords:
         self.bad, self.drop = F.col(_BAD), (_BAD,)
 
     def _decoded(self, *, keeps_data: bool) -> tuple[DataFrame, dict[str, Decoded]]:
-        """
-        Decode the records.
-
-        :param keeps_data: whether the result must have the binary key and value beside their fields
-        """
+        """``keeps_data`` says whether the result must have the binary key and value beside their fields."""
         read, parts = self._read, {}
         for part, decoder in self._decoders.items():
             subjects = [f"{topic}-{part}" for topic in self._topics]
@@ -166,14 +162,11 @@ def _v2_source(spark: SparkSession) -> Iterator[None]:
 
 def _group(options: Mapping[str, str], pins: Sequence[RangePin]) -> dict[str, str]:
     """
-    Return the option ``kafka.group.id``, with a group name that consecutive batches share.
+    Consecutive batches share the name, so that an executor reuses the consumer of the previous batch and the records that it has prefetched.
 
-    An executor caches consumers by group name. With the same name, it reuses the consumer of the previous batch and the records that the consumer has
-    prefetched. After a truncation of the partition, prefetched records would be wrong. A partition is truncated only under a new leader epoch, and a recreated
-    topic has a new topic id, so the name depends on both. Consumers use manual assignment and commit no offsets, so the group has no other effect. Each
-    process generates its own names.
-
-    :returns: ``{}`` if the broker reports no leader epoch or no topic id
+    After a truncation of the partition, prefetched records would be wrong. A partition is truncated only under a new leader epoch, and a recreated topic has a
+    new topic id, so the name depends on both. Without one of them, the result is ``{}``. Consumers use manual assignment and commit no offsets, so the group
+    has no other effect.
     """
     histories = sorted([pin.topic, pin.topic_id, pin.partition, pin.epoch] for pin in pins)
     if any(pin.epoch < 0 or not pin.topic_id for pin in pins):  # the broker does not report them
@@ -189,7 +182,6 @@ def _named_group(identity: str) -> str:
 
 
 def _text(value: bytes | None) -> tuple[str, str]:
-    """Return a value as text, and the encoding of the text: ``utf-8``, ``base64`` if the bytes are not UTF-8, ``null`` if the value is null."""
     if value is None:
         return "", "null"
     return text_of(bytes(value))

@@ -135,11 +135,7 @@ def _headers(row: list[dict[str, Any]] | None) -> list[tuple[str, bytes | None]]
 
 
 def _checked(row: list[dict[str, Any]] | None) -> list[tuple[str, bytes | None]]:
-    """
-    Return the headers of a row.
-
-    :raises DataError: the client would drop or truncate a header
-    """
+    """Refuse headers that the client would drop or truncate."""
     if any(header is None or header["key"] is None or "\0" in header["key"] for header in row or ()):
         summary = "a header is null, or its name is null or contains the character NUL; nothing became visible"
         raise DataError(summary, column="headers")

@@ -57,11 +57,7 @@ _PERMANENT = (
 
 @dataclass(frozen=True, slots=True)
 class _Handle:
-    """
-    The handle of one try: a producer that has fenced all older producers, and the marker that was read after that.
-
-    The producer is ``None`` if another publisher has published the batch.
-    """
+    """The producer has fenced all older ones before the marker was read. It is ``None`` if another publisher has published the batch."""
 
     producer: Any
     marker: SinkMarker | None
@@ -211,7 +207,6 @@ class KafkaSink(TransactionalSink[_Handle]):
             ).advising("lower the pipeline's limits, or raise transaction_timeout_s; then run again.")
 
     def _check_topics(self, measured: Measured) -> None:
-        """Check the topics and partitions of the rows, their keys and their sizes against the configuration of the topics."""
         control = self._control()
         topic_partitions = {(topic or self.topic, partition) for topic, partition in measured.topic_partitions}
         if any(topic is None or topic == self.control_topic for topic, _ in topic_partitions):
@@ -356,7 +351,6 @@ class KafkaSink(TransactionalSink[_Handle]):
         return error
 
     def _fencing_producer(self, batch: SinkCommit) -> Any:
-        """Create a producer and fence every older producer of this sink."""
         from confluent_kafka import Producer
 
         timeout_ms = self.transaction_timeout_s * 1000
@@ -423,9 +417,7 @@ class KafkaSink(TransactionalSink[_Handle]):
         return records(record_batches(self.staging, batch), self.topic) if state == "applied" else iter(())
 
     def _wait_until_published(self, control: ControlTopic, batch: SinkCommit) -> SinkMarker | None:
-        """
-        Wait until the publisher that fenced this one has published the batch, at most ``transaction_timeout_s``. Returns the marker that was read last.
-        """
+        """Wait at most ``transaction_timeout_s``. Returns the marker that was read last."""
         marker, deadline = None, time.monotonic() + self.transaction_timeout_s
         while not _is_published(marker, batch) and time.monotonic() < deadline:
             SYSTEM_CLOCK.sleep(_POLL_S)
@@ -439,7 +431,6 @@ class _RecordRejectedError(Exception):
 
 
 def _name(error: Exception) -> str:
-    """Return Kafka's name of an error."""
     return str(error) if isinstance(error, _RecordRejectedError) else error_name(error)
 
 
@@ -461,5 +452,4 @@ def _value(batch: SinkCommit, state: str) -> str:
 
 
 def _is_published(marker: SinkMarker | None, batch: SinkCommit) -> TypeGuard[SinkMarker]:
-    """Return whether the marker belongs to this commit or to a later version."""
     return marker is not None and (marker.version > batch.version or batch.is_settled(marker))

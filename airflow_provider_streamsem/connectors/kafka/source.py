@@ -326,12 +326,7 @@ def _known_ends(hint: Json) -> dict[str, End]:
 
 
 def _hint(ends: Mapping[str, End], targets: Offsets) -> Json:
-    """
-    Return the hint of a plan.
-
-    :param ends: partition → its newest known end
-    :param targets: the end offsets of the run. The recorded end of a partition is never below its target
-    """
+    """``targets`` are the end offsets of the run. The recorded end of a partition is never below its target."""
     known = dict(ends)
     for name, target in targets.items():
         end = known.get(name, End(0, -1))
@@ -344,11 +339,7 @@ def _hint(ends: Mapping[str, End], targets: Offsets) -> Json:
 def _present(
     p: Partition, unread: tuple[int, int], ends: Mapping[Partition, End], lows: Mapping[Partition, int]
 ) -> tuple[int, int]:
-    """
-    Return the part of an unread range ``[start, end)`` that Kafka still has. It is empty if the partition is missing.
-
-    :raises SourceChangedError: the end offset of the partition is inside the range
-    """
+    """Return the part of ``[start, end)`` that Kafka still has. It is empty if the partition is missing."""
     first, last = unread
     if p in ends and ends[p].offset < last:
         # These offsets must not become a gap: future records of the partition will have them, and would be skipped.
@@ -434,12 +425,7 @@ class KafkaPlanner(PlannerDefaults):
         return SourceSlice(ranges=ranges, gaps=gaps, pins=pins, hint=next_hint, rows=length(ranges))
 
     def _partitions(self, topics: set[str], unread: set[str], *, waits: bool) -> list[Partition]:
-        """
-        Return the partitions of the topics.
-
-        :param unread: names of partitions with unread offsets
-        :param waits: whether to repeat the request if one of these is missing, because brokers may not know a partition for a short time
-        """
+        """With ``waits``, the request is repeated if an unread partition is missing: brokers may not know a partition for a short time."""
         existing: list[Partition] = []
         for _ in tries(_BEFORE_A_GAP_S if waits else ()):
             existing = self._cluster.partitions(topics)
@@ -448,11 +434,7 @@ class KafkaPlanner(PlannerDefaults):
         return existing
 
     def _check_recreated_topics(self, start: Offsets, existing: Sequence[Partition], on_data_loss: str) -> None:
-        """
-        Refuse a topic that was deleted and recreated, because its unread records are lost. With ``"record_gap"``, log a warning instead.
-
-        :raises SourceChangedError: names the topic. Nothing was written
-        """
+        """The unread records of a recreated topic are lost. With ``"record_gap"``, this is logged as a warning instead."""
         current_ids = {p.topic: p.topic_id for p in existing}
         read = {(p.topic, p.topic_id) for p in map(parse_partition, start)}
         for topic, topic_id in sorted(read):
@@ -475,11 +457,7 @@ class KafkaPlanner(PlannerDefaults):
     def _check_truncation(
         self, start: Offsets, ends: Mapping[Partition, End], lows: Mapping[Partition, int], known: Mapping[str, End]
     ) -> None:
-        """
-        Check that no partition was truncated below its committed offset. :meth:`slice` handles offsets that retention has deleted.
-
-        :raises SourceChangedError: names the partition. Nothing was written
-        """
+        """Check that no partition was truncated below its committed offset. :meth:`slice` handles offsets that retention has deleted."""
         for p, end in sorted(ends.items()):
             committed, known_end = position(start, p.name), known.get(p.name)
             is_shorter = p.name in start and end.offset < committed

@@ -43,12 +43,7 @@ def split(data: bytes) -> list[UserRecord] | None:
 
 
 def _records(message: bytes) -> list[UserRecord]:
-    """
-    Parse a message ``AggregatedRecord``: 1 is the table of partition keys, 2 the table of explicit hash keys, 3 the records.
-
-    :raises ValueError: the bytes are not such a message
-    :raises IndexError: a record refers to a key that the tables lack
-    """
+    """In the message, 1 is the table of partition keys, 2 that of explicit hash keys, 3 the records. A record may refer to a missing key."""
     keys: list[str] = []
     hash_keys: list[int] = []
     records: list[bytes] = []
@@ -85,11 +80,6 @@ def hashed(partition_key: str) -> int:
 
 
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
-    """
-    Yield the number and value of each field of a protobuf message: an integer, or bytes.
-
-    :raises ValueError: the message is truncated, or uses a wire type that does not exist
-    """
     at = 0
     while at < len(message):
         tag, at = _varint(message, at)
@@ -111,7 +101,6 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
 
 
 def _varint(message: bytes, at: int) -> tuple[int, int]:
-    """Return a varint and the position after it."""
     value = 0
     for n in range(_MOST_VARINT_BYTES):
         if at + n >= len(message):

@@ -45,10 +45,8 @@ class _KnownShard:
     """
     The state of a shard as an earlier plan recorded it.
 
-    :param end: the end of the shard
     :param arrivals: pairs of an offset and a time in milliseconds UTC: no record at or above the offset arrived before this time. The offsets are the next
-        offset to read; the offset at which the plan starts, for the case that it is aborted; and 0, for the case that it is rolled back to a version before the
-        shard was created
+        offset to read; the offset at which the plan starts, for the case that it is aborted; and 0, for a rollback to a version before the shard was created
     """
 
     end: int
@@ -57,12 +55,7 @@ class _KnownShard:
 
 @dataclass(frozen=True, slots=True)
 class _Hint:
-    """
-    The state of all shards as an earlier plan recorded it.
-
-    :param at_ms: when the shards were listed, in milliseconds UTC; 0 if there was no earlier plan
-    :param shards: partition → the state of the shard
-    """
+    """The state of all shards as an earlier plan recorded it. ``at_ms`` is when they were listed (UTC); 0 if there was no earlier plan."""
 
     at_ms: int = 0
     shards: Mapping[str, _KnownShard] = field(default_factory=dict)
@@ -73,12 +66,10 @@ class _Part:
     """
     The part of an unread range that a slice reads.
 
-    :param start: start of the unread range
     :param lost_before: records from ``start`` to this offset may be lost; equal to ``start`` if none is
     :param first: sequence number of the first record; ``None`` if the shard has no record of the range
     :param last: sequence number of the last record, inclusive
-    :param rows: number of counted records
-    :param arrived_ms: when the last record arrived, in milliseconds UTC; ``None`` if it was not read
+    :param arrived_ms: when the last record arrived (UTC); ``None`` if it was not read
     """
 
     start: int
@@ -205,20 +196,12 @@ class KinesisPlanner:
         return self._stream.first_from(shard.partition.shard, start)
 
     def _is_proven(self, name: str, start: int, listing: Listing, known: _Hint) -> bool:
-        """
-        Return whether no record at or above ``start`` can have expired, although the record before ``start`` has.
-
-        It is proven if no unread record arrived before a time that is within the retention.
-        """
+        """Return whether no record at or above ``start`` can have expired: no unread record arrived before a time within the retention."""
         kept_since_ms = self._clock.now_ms() - listing.retention_h * _HOUR_MS + _CLOCK_MARGIN_MS
         return self._unread_since_ms(name, start, known) >= kept_since_ms
 
     def _unread_since_ms(self, name: str, start: int, known: _Hint) -> int:
-        """
-        Return a time in milliseconds UTC before which no record at or above ``start`` arrived: at least the creation of the stream.
-
-        A shard that no earlier plan knew was created after that plan listed the shards.
-        """
+        """The time is at least the creation of the stream. A shard that no earlier plan knew was created after that plan listed the shards."""
         times = [parse_partition(name).created_s * 1000]
         if is_time(start):
             times.append(start)
@@ -261,11 +244,7 @@ class KinesisPlanner:
         return last, rows
 
     def _check_incarnation(self, start: Offsets, listing: Listing, on_data_loss: str) -> None:
-        """
-        Refuse a stream that was deleted and recreated, because its unread records are lost. With ``"record_gap"``, log a warning instead.
-
-        :raises SourceChangedError: names the stream. Nothing was written
-        """
+        """The unread records of a recreated stream are lost. With ``"record_gap"``, this is logged as a warning instead."""
         read = {parse_partition(name).created_s for name in start}
         if not read or listing.created_s in read:
             return
@@ -284,11 +263,6 @@ class KinesisPlanner:
         hint: Json,
         on_data_loss: str,
     ) -> SourceSlice:
-        """
-        Return the slice of the parts.
-
-        :raises SourceChangedError: with ``on_data_loss="fail"``, records may be missing. Nothing was written
-        """
         gaps: Gaps = {
             name: ((part.start, part.lost_before),)
             for name, part in sorted(parts.items())
@@ -332,7 +306,6 @@ class KinesisPlanner:
         return min((record.arrived_ms for record in self._first_unread(start).values()), default=None)
 
     def _first_unread(self, start: Offsets) -> dict[str, Record]:
-        """Return partition → the first unread record, for the shards that have one."""
         names = {shard.partition.name: shard.partition.shard for shard in self._stream.listing().shards}
         first_records = self._stream.for_each(
             {name: partial(self._stream.first_from, shard, position(start, name)) for name, shard in names.items()}
@@ -341,7 +314,6 @@ class KinesisPlanner:
 
 
 def _waiting_for_parents(shards: Mapping[str, Shard], unread: Ranges) -> set[str]:
-    """Return the partitions of which an ancestor has unread records."""
     waiting: set[str] = set()
     names = {shard.partition.shard: name for name, shard in shards.items()}
     for name, shard in shards.items():  # parents come before their children

@@ -139,11 +139,7 @@ def _may_have_expired(record: Mapping[str, Any], retention_h: int) -> bool:
 
 
 def _check_oldest(client: Any, stream: str, shard: str, before: int) -> None:
-    """
-    Check that the shard still has the record after which a reader has continued.
-
-    :raises RangeChangedError: retention has deleted it, and maybe records after it
-    """
+    """If retention has deleted the record after which a reader has continued, it may have deleted records after it."""
     for page in pages(client, stream, shard, {"ShardIteratorType": "TRIM_HORIZON"}, 1):
         if page["Records"]:
             if int(page["Records"][0]["SequenceNumber"]) <= before:
@@ -178,7 +174,6 @@ def batches(client: Any, pin: Mapping[str, Any], aggregation: str) -> Iterator[A
 
 
 def _batch(rows: list[tuple[Any, ...]]) -> Any:
-    """Return rows as an Arrow record batch with the columns of ``records.COLUMNS``."""
     import pyarrow as pa
 
     text = pa.string()

@@ -194,7 +194,6 @@ class KinesisStream:
         return End(max(known, 0 if newest is None else newest.number + 1), first)
 
     def _newest(self, shard: Shard, *, now_ms: int, retention_ms: int) -> Record | None:
-        """Return the newest record of a shard; ``None`` if it has none."""
         name, back_ms, empty_since = shard.partition.shard, _FIRST_PROBE_MS, now_ms
         while back_ms < retention_ms and self.first_since(name, now_ms - back_ms) is None:
             empty_since, back_ms = now_ms - back_ms, 2 * back_ms
@@ -226,12 +225,7 @@ class KinesisStream:
     def _raw_pages(
         self, shard: str, position: Mapping[str, Any], limit: int, *, is_closed: bool = False
     ) -> Iterator[list[Mapping[str, Any]]]:
-        """
-        Yield pages to the current end of a shard.
-
-        :param is_closed: whether to read until Kinesis reports that the shard is closed, and not only until it reports no newer record
-        :raises PositionError: Kinesis refuses the position
-        """
+        """With ``is_closed``, read until Kinesis reports that the shard is closed, and not only until it reports no newer record."""
         empty_pages = 0
         with self._translated():
             for page in reading.pages(self._client, self._name, shard, position, limit):
@@ -247,7 +241,6 @@ class KinesisStream:
 
     @contextmanager
     def _translated(self) -> Iterator[None]:
-        """Within the block, raise the errors of this package for those of boto3."""
         from botocore.exceptions import (
             BotoCoreError,
             ClientError,

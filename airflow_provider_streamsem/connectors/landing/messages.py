@@ -193,11 +193,7 @@ class LandingDirectory:
         return landed
 
     def _check_marker(self) -> bool:
-        """
-        Return whether the landing marker exists and names this queue.
-
-        :raises InvalidError: the landing marker names another queue
-        """
+        """Return whether the landing marker exists. It must name this queue."""
         data = self._log.read(_MARKER)
         if data is None:
             return False
@@ -291,10 +287,8 @@ class LandingDirectory:
 
     def _write_ids(self, i: int) -> None:
         """
-        Write an object with the ids of landing ``i``, merged with the ids in preceding objects that are not much larger.
-
-        So objects of older landings contain more ids, and their sizes about double. A reader needs few objects for many landings, and each id is written only
-        a few times.
+        The object has the ids of landing ``i``, merged with the ids in preceding objects that are not much larger. So the sizes of older objects about double.
+        A reader needs few objects for many landings, and each id is written only a few times.
         """
         landings = self._known[i]
         while landings[0].i > 0 and (before := self._ending_at(landings[0].i - 1)):

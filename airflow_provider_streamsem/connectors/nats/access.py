@@ -101,7 +101,6 @@ def warnings(access: Access, conn_id: str | None) -> list[str]:
 
 
 def _addresses(hosts: str, port: int | None) -> tuple[str, ...]:
-    """Return ``host:port`` of each host of a list that is separated by commas."""
     names = [part.strip() for part in hosts.split(",") if part.strip()]
     return tuple(name if _has_port(name) else f"{name}:{port or _PORT}" for name in names)
 

@@ -128,12 +128,7 @@ class NatsClient:
         return messages or self._wait(_pull_once(self._connection, subject, {"batch": 1}))
 
     def _request(self, operation: str, request: Mapping[str, Any], *, missing: int = 0) -> dict[str, Any] | None:
-        """
-        Send a request to JetStream's API, and return the response.
-
-        :param operation: subject of the request without the prefix of the API, such as ``STREAM.INFO.orders``
-        :param missing: the error code for which ``None`` is returned
-        """
+        """``operation`` is the subject without the API's prefix (``STREAM.INFO.orders``). ``missing`` is the error code for which ``None`` is returned."""
         payload = json.dumps(request).encode() if request else b""
         pending = self._connection.request(f"{self.api}.{operation}", payload, timeout=TIMEOUT_S)
         try:
@@ -208,11 +203,7 @@ async def _cancel_rest() -> None:
 
 
 async def _open(access: Access, problems: list[Exception]) -> Any:
-    """
-    Connect to the first server that answers.
-
-    :param problems: the client adds the errors that it reports outside of a call
-    """
+    """The client adds to ``problems`` the errors that it reports outside of a call."""
     try:
         from nats.aio.client import Client
     except ImportError as error:
@@ -243,7 +234,6 @@ async def _open(access: Access, problems: list[Exception]) -> Any:
 
 
 def _security_options(access: Access, connection: Any) -> dict[str, Any]:
-    """Return the client's arguments for TLS and credentials."""
     from nats.aio.client import RawCredentials
 
     def secret(value: str) -> Any:
@@ -266,7 +256,6 @@ def _security_options(access: Access, connection: Any) -> dict[str, Any]:
 
 
 def _connection_error(access: Access, error: Exception, problems: list[Exception]) -> StreamsemError:
-    """Return the error for a failed connection: the servers refused the credentials, or no server answered."""
     where = {"servers": list(access.servers), "error": type(error).__name__}
     texts = " ".join(str(problem).lower() for problem in (error, *problems))
     if "authorization" in texts or "authentication" in texts or "credentials" in texts:
@@ -292,8 +281,6 @@ async def _close(connection: Any) -> None:
 
 async def _pull_once(connection: Any, subject: str, request: Mapping[str, int]) -> list[Delivered]:
     """
-    Send one pull request, and return its messages.
-
     Each request has its own subscription, so that a late status message of an earlier request cannot end it. A message without a reply subject is a status
     message: it says why the request ended.
     """

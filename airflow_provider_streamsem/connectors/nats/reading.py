@@ -79,11 +79,7 @@ class Reading:
 
 
 class _Received:
-    """
-    Records which sequences of a part were received, up to the first that was not.
-
-    :param part: the range to receive
-    """
+    """Records which sequences of a part were received, up to the first that was not."""
 
     def __init__(self, part: SequencePin) -> None:
         self._part = part
@@ -109,12 +105,6 @@ def _split(pin: SequencePin, tasks: int) -> list[SequencePin]:
 
 
 def _planned_stream(client: NatsClient, part: SequencePin) -> StreamState:
-    """
-    Return the state of the planned stream.
-
-    :raises RecordsMissingError: the stream was deleted or recreated
-    :raises SourceChangedError: the stream ends below the range
-    """
     state = state_of(client, part.stream)
     if state is None or state.created != part.created:
         summary = "the planned stream was deleted, or deleted and recreated; nothing became visible"
@@ -131,11 +121,7 @@ def _missing(part: SequencePin, state: StreamState) -> RecordsMissingError:
 
 
 def _messages(client: NatsClient, consumer: str, part: SequencePin, subject: str) -> Iterator[list[Delivered]]:
-    """
-    Yield all messages of a part, in the order of their sequences.
-
-    :raises UnavailableError: a message was lost on the way, or the replica of the consumer lacks messages that the leader has
-    """
+    """A message may be lost on the way, or the replica of the consumer may lack messages that the leader has."""
     at, number, waits = part.start, 0, iter(_WAITS_S)
     while at < part.end:
         messages = client.pull(
@@ -165,11 +151,7 @@ def _messages(client: NatsClient, consumer: str, part: SequencePin, subject: str
 
 
 def _check_none_between(client: NatsClient, part: SequencePin, subject: str, start: int, end: int) -> None:
-    """
-    Check that the leader has no message between two sequences.
-
-    :raises UnavailableError: it has one, which the replica of the consumer did not deliver
-    """
+    """The replica of the consumer may not have delivered a message that the leader has between the two sequences."""
     message = client.next(part.stream, start, subject) if start < end else None
     if message is not None and message.sequence < end:
         raise UnavailableError(

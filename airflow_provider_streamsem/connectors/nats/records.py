@@ -31,11 +31,7 @@ def decoded_messages(spark: SparkSession, reading: Reading, *, stream: str, valu
 
 
 def _read(spark: SparkSession, reading: Reading) -> DataFrame:
-    """
-    Return the messages with the columns of :data:`COLUMNS`. Each part is one Spark task.
-
-    The plan of Spark contains the numbers of the parts. The ranges and credentials are part of the function, which Spark shows nowhere.
-    """
+    """Each part is one Spark task. The ranges and credentials are part of the function, because Spark shows its plan, but not the function."""
     count = len(reading.parts)
     if count == 0:
         return spark.createDataFrame([], COLUMNS)

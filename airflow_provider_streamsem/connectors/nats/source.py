@@ -263,12 +263,7 @@ def _starting(where: str, given: object) -> str | int:
 
 
 def _check_history(client: NatsClient, state: StreamState, sequence: int, time: str) -> None:
-    """
-    Check that ``sequence`` still belongs to the message that was stored at ``time``. A server that lost data assigns its sequences to other messages.
-
-    :param time: as the server writes it; ``""``: unknown
-    :raises SourceChangedError: the stream ends below the sequence, or has another message there. Nothing became visible
-    """
+    """A server that lost data assigns its sequences to other messages. ``time`` is as the server writes it; ``""``: unknown."""
     message = client.message(state.name, sequence) if sequence < state.end and time else None
     if sequence >= state.end or (message is not None and message.time != time):
         summary = "the stream lost its newest messages: it ends below a sequence that it had, or another message has this sequence. Nothing became visible"
@@ -355,13 +350,7 @@ class NatsPlanner(PlannerDefaults):
 def _slice(
     state: StreamState, bounds: tuple[int, int, int], lost: tuple[int, int] | None, stored: Stored | None
 ) -> SourceSlice:
-    """
-    Return the slice of a range.
-
-    :param bounds: first sequence of the range, first sequence to read, and end of the range
-    :param lost: sequences ``[start, end)`` that are missing; ``None`` if there are none
-    :param stored: the message before the end of the range; ``None`` if it was deleted
-    """
+    """``bounds`` are the start of the range, the first sequence to read, and the end. ``stored`` is the message before the end; ``None``: deleted."""
     first, low, stop = bounds
     time = "" if stored is None else stored.time
     pin = SequencePin(state.name, state.created, max(low, 1), stop, time)
@@ -375,11 +364,7 @@ def _slice(
 
 
 def _refuse_other_incarnations(partitions: set[str], state: StreamState) -> None:
-    """
-    Refuse a stream that was deleted and recreated, because its unread messages are lost.
-
-    :raises SourceChangedError: names both streams. Nothing was written
-    """
+    """The unread messages of a stream that was deleted and recreated are lost."""
     others = sorted(name for name in partitions if name != state.partition)
     if others:
         raise SourceChangedError(

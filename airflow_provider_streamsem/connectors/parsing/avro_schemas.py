@@ -82,11 +82,7 @@ class _Walk:
                         break
 
     def _branch(self, writer: Schema, union: Sequence[Any]) -> Schema | None:
-        """
-        Return the branch of the reader's union that Avro selects, or ``None``.
-
-        A branch of the writer's type comes first (preferably with the same name), then a branch to which Avro promotes the writer's type.
-        """
+        """A branch of the writer's type comes first (preferably with the same name), then a branch to which Avro promotes the writer's type."""
         kind = _type(writer)
         branches = [self._resolved(branch, self._read) for branch in union]
         same_type = [branch for branch in branches if _type(branch) == kind]
@@ -97,16 +93,11 @@ class _Walk:
         return next(iter([*same_name, *same_type, *promoted]), None)
 
     def _resolved(self, schema: Schema, types: Mapping[str, Schema]) -> Any:
-        """Replace a type name by its definition."""
         return types.get(schema, schema) if isinstance(schema, str) else schema
 
 
 class _Named:
-    """
-    A schema in which every type name is a fullname (Avro specification, *Names*).
-
-    :attr types: fullname → definition
-    """
+    """A schema in which every type name is a fullname (Avro specification, *Names*). ``types`` maps a fullname to its definition."""
 
     def __init__(self, schema: Schema) -> None:
         self.types: dict[str, Schema] = {}
@@ -147,7 +138,6 @@ def _type(schema: Schema) -> str:
 
 
 def _unit(schema: Schema) -> tuple[Any, ...] | None:
-    """Return the logical type, with the scale of a decimal. Return ``None`` if the schema has none of the logical types in ``_UNITS``."""
     attributes = _attributes(schema)
     if attributes.get("logicalType") not in _UNITS:
         return None

@@ -123,11 +123,7 @@ def _protobuf(read: DataFrame, part: str, decoder: Protobuf) -> Decoded:
 
 
 def _message_type(decoder: Protobuf) -> tuple[Any, bytes]:
-    """
-    Return the descriptor of the message type, and the content of the descriptor file.
-
-    :raises InvalidError: the library is not installed, or the file is missing or does not define the type
-    """
+    """Return the descriptor of the message type, and the content of the descriptor file."""
     if find_spec("google.protobuf") is None:
         raise InvalidError("the library protobuf is not installed; nothing became visible").advising(
             f"run `{install_command(['protobuf'])}`, then run again."
@@ -148,8 +144,6 @@ def _message_type(decoder: Protobuf) -> tuple[Any, bytes]:
 
 def _avro(read: DataFrame, part: str, decoder: Avro, subjects: Sequence[str]) -> Decoded:
     """
-    Decode Avro, and mark messages that are not exactly one record.
-
     Each message is decoded as the first field of an outer record, whose second field is a random word. Avro encodes fields one after the other without
     separators, so the encoded outer record is the message followed by the word. The word is decoded correctly only if the message is exactly one record.
     """
@@ -193,12 +187,7 @@ def _fields(column: str, names: Sequence[str]) -> dict[str, str]:
 
 
 def _by_schema_id(part: str, versions: Sequence[SchemaVersion], reader: str, word: bytes) -> tuple[Column, Column]:
-    """
-    Return the outer record of a message with a schema id, and why its schema cannot be read; see :func:`_avro`.
-
-    :param versions: the schema versions of the subjects
-    :param reader: the schema that reads the records
-    """
+    """Return the outer record of a message with a schema id, and why its schema cannot be read; see :func:`_avro`."""
     outer = _from_avro(F.lit(None).cast("binary"), reader, reader)
     payload = F.concat(F.expr(f"substring({part}, {SCHEMA_ID_BYTES + 1})"), F.lit(word))
     has_id = F.expr(f"octet_length({part}) >= {SCHEMA_ID_BYTES} AND substring({part}, 1, 1) = X'00'")
@@ -218,7 +207,6 @@ def _by_schema_id(part: str, versions: Sequence[SchemaVersion], reader: str, wor
 
 
 def _schema_id(part: str) -> Column:
-    """Return the id of the schema at the start of a message."""
     return F.expr(f"conv(hex(substring({part}, 2, {SCHEMA_ID_BYTES - 1})), 16, 10)")
 
 

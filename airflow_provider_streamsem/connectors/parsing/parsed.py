@@ -395,11 +395,6 @@ def _is_true(options: Mapping[str, str], name: str) -> bool:
 
 
 def _settings(session: SparkSession, columns: StructType, options: Mapping[str, str]) -> Settings:
-    """
-    Return the settings of the conversions.
-
-    :raises InvalidError: the time zone or a format is not valid
-    """
     kinds = {kind.typeName() for field in columns.fields for kind in _leaves(field.dataType)}
     zone = "UTC"
     if kinds & {"timestamp"}:

@@ -132,11 +132,7 @@ def decoder(message: Any, *, has_schema_id: bool) -> Callable[[bytes], dict[str,
 
 
 def _with_numbers(message: Any) -> Any:
-    """
-    Return the descriptor of the same message type with integers in place of enums, which have the same encoding.
-
-    In proto2 syntax, the parser moves an unknown value of an enum to the unknown fields, where the order of a repeated field and the key of a map are lost.
-    """
+    """In proto2, an unknown value of an enum moves to the unknown fields, where order and map keys are lost. An integer does not."""
     from google.protobuf import descriptor_pb2, descriptor_pool
 
     pool, added = descriptor_pool.DescriptorPool(), set()
@@ -243,8 +239,6 @@ def _micros(name: str) -> Callable[[Any], int]:
 
 def _indexes(message: Any) -> set[tuple[int, ...]]:
     """
-    Return the index of a message type in its file: its position, after those of the messages that contain it.
-
     Serializers do not agree on whether the messages that Protobuf generates for maps count. So the index without them is returned too, unless it is that of
     another message.
     """

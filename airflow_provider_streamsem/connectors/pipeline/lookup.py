@@ -114,12 +114,7 @@ class PipelineTable:
 
     @contextmanager
     def _at(self, pin: ViewPin) -> Iterator[tuple[UpstreamLog, Outcome, list[SegmentFile]]]:
-        """
-        Open the upstream as of the pinned version. Errors of the block name the upstream.
-
-        :returns: the upstream, the outcome of the version, and the visible files with rows
-        :raises SourceChangedError: the upstream was recreated, or lacks the version
-        """
+        """Yield the upstream, the outcome of the version, and the visible files with rows. Errors of the block name the upstream."""
         with naming_upstream(self.log):
             opened = self._opened()
             if (opened.record.pipeline_uuid, opened.sink) != (pin.pipeline_uuid, pin.sink):
@@ -138,11 +133,6 @@ class PipelineTable:
             yield opened, closed[0], files
 
     def _read(self, pin: Json) -> ViewPin:
-        """
-        Decode a pin.
-
-        :raises LogDamagedError: the pin has another form, or names another sink
-        """
         summary = "the pin of a lookup is not a version of the upstream pipeline; nothing was read"
         try:
             pinned: ViewPin = build(ViewPin, pin, "pin")

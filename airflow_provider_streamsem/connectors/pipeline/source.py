@@ -279,11 +279,7 @@ class PipelineSource:
             return _pins(read.upstream, versions, read.end)
 
     def _planned(self, ranges: Ranges, gaps: Gaps) -> PlannedBatches:
-        """
-        Find the rows of planned versions, as of now.
-
-        :raises SourceChangedError: the upstream was recreated or restored from an older copy
-        """
+        """Find the rows of planned versions, as of now."""
         opened, _ = self._opened()
         if opened.partition not in ranges:
             raise opened.recreated_error(ranges)
@@ -391,11 +387,8 @@ class PipelinePlanner:
         self, first: int, last: int, as_of: int, limits: Limits, on_data_loss: str, is_newest: bool
     ) -> SourceSlice | None:
         """
-        Select versions of ``[first, last)``.
-
-        :param as_of: as of this version of the upstream, exclusive
-        :param is_newest: whether ``last`` is the newest end, and not the target of a drain
-        :returns: ``None`` if files are missing, and the upstream has versions since ``as_of``, by which versions may have expired
+        Return ``None`` if files are missing, and the upstream has versions since ``as_of`` (exclusive), by which versions may have expired. ``is_newest``:
+        ``last`` is the newest end, and not the target of a drain.
         """
         upstream = self._upstream()
         last_listed = min(last, first + MOST_VERSIONS)
@@ -438,10 +431,8 @@ class PipelinePlanner:
 
     def _unread(self, start: Offsets, last: int, hint: Json) -> tuple[int, int]:
         """
-        Return the range of unread versions, after a check that the log has the versions that were read.
-
-        The hint names the last version that was read, and its sha256. Without a hint, the planner does not detect a log that was
-        restored from an older copy and has newer versions since.
+        The hint names the last version that was read, and its sha256. Without a hint, the planner does not detect a log that was restored from an older copy
+        and has newer versions since.
         """
         upstream = self._upstream()
         if set(start) - {upstream.partition}:
@@ -507,12 +498,7 @@ def _commits(pins: Sequence[VersionPin], rewrites: Sequence[RewrittenBatches]) -
 
 
 def _lost(rewrites: Sequence[RewrittenBatches], batches: range, on_data_loss: str) -> list[int]:
-    """
-    Return the unread batches whose rows cannot be read without rows that were read before.
-
-    :param rewrites: those with unread batches, and with batches that were read
-    :raises SourceChangedError: there are such batches, and ``on_data_loss`` is ``"fail"``
-    """
+    """Return the unread batches whose rows cannot be read without rows that were read before."""
     lost = [batch for each in rewrites for batch in each.batches if batch in batches]
     if lost and on_data_loss == "fail":
         summary = "unread upstream versions were compacted together with versions that were read, and have expired, so their rows cannot be read separately"
@@ -521,11 +507,6 @@ def _lost(rewrites: Sequence[RewrittenBatches], batches: range, on_data_loss: st
 
 
 def _check_guarantee(upstream: UpstreamLog, required: str, commits: Sequence[int], end: int) -> None:
-    """
-    Check the guarantee of each commit to read, which its spec records.
-
-    :raises InvalidError: a guarantee is weaker than ``required``
-    """
     for commit in commits:
         guarantee = upstream.guarantee(upstream.outcome(commit, end=end).spec)
         if required not in SATISFIES[guarantee.label]:
@@ -540,11 +521,7 @@ def _check_guarantee(upstream: UpstreamLog, required: str, commits: Sequence[int
 
 
 def _target_error(rewrites: Sequence[RewrittenBatches], last: int, *, is_newest: bool) -> StreamsemError:
-    """
-    Return the error for an end that divides a rewrite.
-
-    :param is_newest: whether a repeated poll finds a later end
-    """
+    """The end ``last`` divides a rewrite. ``is_newest`` says whether a repeated poll finds a later end."""
     if is_newest:
         return UnavailableError("the upstream has expired versions since it was polled; nothing was written", end=last)
     return SourceChangedError(
@@ -557,7 +534,6 @@ def _target_error(rewrites: Sequence[RewrittenBatches], last: int, *, is_newest:
 def _damaged(
     upstream: UpstreamLog, versions: Sequence[VersionPin], on_data_loss: str
 ) -> list[tuple[VersionPin, DataFile]]:
-    """Return the files that are missing or have another size, with their pins."""
     files = _each(versions)
     # A version that becomes a gap must fail the check before the read, too. That check also finds a changed file of the same size.
     find_changed = upstream.have_changed if on_data_loss == "record_gap" else upstream.are_missing_or_resized
@@ -571,11 +547,6 @@ def _unreadable(
     on_data_loss: str,
     rewrites: Sequence[RewrittenBatches],
 ) -> list[int]:
-    """
-    Return the batches of damaged files, in ascending order.
-
-    :raises SourceChangedError: there are such files, and ``on_data_loss`` is ``"fail"``
-    """
     if not damaged:
         return []
     upstream.check_owner()  # if the location is not mounted, the ownership marker is missing too
@@ -600,7 +571,6 @@ def _each(versions: Sequence[VersionPin]) -> list[tuple[VersionPin, DataFile]]:
 
 
 def _pins(upstream: UpstreamLog, versions: Sequence[VersionPin], end: int) -> list[UpstreamPin]:
-    """Return the pin of a plan; no pin if no version has rows."""
     if not versions:
         return []
     _, sha = upstream.outcome_and_sha(end - 1, end=end)

@@ -259,11 +259,7 @@ class UpstreamLog:
         )
 
     def _rolled_back(self, kept: Sequence[range], first: int, end: int) -> set[int]:
-        """
-        Return the batches below ``first`` whose rows a rollback at or above ``first`` has removed.
-
-        :param kept: the versions that no rollback has removed, as of ``end``, exclusive
-        """
+        """Return the batches below ``first`` that a rollback at or above ``first`` has removed. ``kept`` is as of ``end``, exclusive."""
         return {
             version
             for before, after in pairwise(kept)
@@ -274,11 +270,7 @@ class UpstreamLog:
         }
 
     def _replaced_in(self, index: int, end: int) -> tuple[int, ...] | None:
-        """
-        Return the earlier versions that the reprocessing runs of a segment replace; ``None`` if there is no such segment. Requests the next segments too.
-
-        :param end: the first segment that is not needed
-        """
+        """Return ``None`` if there is no such segment. Requests the next segments too, up to ``end``, exclusive."""
         if index not in self._replaced:
             ahead = [i for i in range(index, min(index + THREADS, end)) if i not in self._replaced]
             segments = in_threads(lambda i: self.log.perform(procedures.read_entry(Segment, keys.segment(1, i))), ahead)

@@ -165,13 +165,7 @@ class PubSubReceiver:
             self._request(self._client.acknowledge, [*handles[at : at + _AT_ONCE]])
 
     def _request(self, method: Any, ack_ids: list[str], **more: Any) -> None:
-        """
-        Send a request about ack ids.
-
-        Without exactly-once delivery Pub/Sub ignores expired ack ids. With it, an error names the ack ids that were refused, and the others were accepted.
-
-        :raises UnavailableError: Pub/Sub refused some ack ids temporarily, or did not report the result of the request
-        """
+        """Without exactly-once delivery Pub/Sub ignores expired ack ids. With it, an error names those that were refused; it accepted the others."""
         from google.api_core.exceptions import GoogleAPICallError
 
         with _translated(self._queue.subscription):

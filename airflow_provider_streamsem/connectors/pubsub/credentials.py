@@ -60,7 +60,6 @@ def _extra(conn_id: str) -> dict[str, Any]:
 
 
 def _key(conn_id: str, extra: Mapping[str, Any]) -> Any:
-    """Return the key of a service account as the connection contains it or as the file that it names contains it; ``None`` if there is none."""
     if extra.get("keyfile_dict"):
         return extra["keyfile_dict"]
     if not extra.get("key_path"):

@@ -55,13 +55,7 @@ class PulsarAdmin:
         return Ledgers(filled) if filled else None
 
     def _get(self, path: str, *fields: str) -> Any:
-        """
-        Send a request, and return the JSON document of its response; ``None`` if there is no such object.
-
-        :param fields: the fields that the document must have
-        :raises StoreRefusedError: Pulsar refused the credentials or the request
-        :raises UnavailableError: Pulsar did not respond, or the response is not one of its admin API
-        """
+        """Return ``None`` if there is no such object. The document must have ``fields``."""
         import requests
 
         where = {"admin_url": self.access.admin_url, "topic": self.topic}
@@ -85,11 +79,7 @@ class PulsarAdmin:
             ) from None
 
     def _response(self, url: str) -> Any:
-        """
-        Send a request, and follow redirects to the broker that owns the topic, with the token.
-
-        :raises ValueError: a redirect leads from an encrypted URL to one that is not, or there are too many
-        """
+        """Follow redirects to the broker that owns the topic, with the token, but not from an encrypted URL to one that is not."""
         import requests
 
         # requests sends headers not to the target of a redirect to another host, and prefers a .netrc file to a header. An authentication object has neither.

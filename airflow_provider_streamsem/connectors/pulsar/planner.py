@@ -105,11 +105,7 @@ class PulsarPlanner:
         )
 
     def _check_ends(self, start: Offsets, ledgers: Mapping[str, Ledgers]) -> None:
-        """
-        Check that no partition ends below its committed offset.
-
-        :raises SourceChangedError: names the partition. Nothing was written
-        """
+        """Check that no partition ends below its committed offset."""
         for name, offset in sorted(start.items()):
             if name in ledgers and ledgers[name].end < offset:
                 summary = "a partition ends below the committed offset: Pulsar lost messages. Nothing was written"
@@ -151,7 +147,6 @@ class PulsarPlanner:
         return min(self._first_unread(start).values(), default=None)
 
     def _first_unread(self, start: Offsets) -> dict[str, int]:
-        """Return partition → when its first unread message was published, for the partitions that have one."""
         found: dict[str, int] = {}
         with self._connected() as connected:
             for name, ledgers in self.ledgers().items():
@@ -168,13 +163,7 @@ class PulsarPlanner:
 
 @contextmanager
 def _reporting(client: AbstractContextManager[Any], service_url: str) -> Iterator[Any]:
-    """
-    Yield a connected client, and map its exceptions to the errors of this package. Errors have no text of the client, because it may contain settings.
-
-    :raises StoreRefusedError: Pulsar refused the credentials
-    :raises SourceChangedError: an entry has no message
-    :raises UnavailableError: no broker responded, or a request failed for another reason
-    """
+    """Errors have no text of the client, because it may contain settings."""
     import pulsar
 
     try:
@@ -234,7 +223,6 @@ def _known_ends(hint: Json) -> dict[str, int]:
 
 
 def _oldest(hint: Json) -> dict[str, int]:
-    """Return partition → the oldest entry that any plan has seen."""
     return _offsets(hint, "oldest")
 
 

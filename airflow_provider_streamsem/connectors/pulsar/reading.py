@@ -121,7 +121,6 @@ def _batch_size(id: bytes) -> int:
 
 
 def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return an unsigned number in Protobuf's encoding, and the position after it."""
     value = shift = 0
     while True:
         value |= (data[at] & 0x7F) << shift

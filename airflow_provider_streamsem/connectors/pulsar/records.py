@@ -37,11 +37,7 @@ def decoded_messages(
 
 
 def _read(spark: SparkSession, access: Access, pins: Sequence[LedgerPin]) -> DataFrame:
-    """
-    Return the messages with the columns of :data:`COLUMNS`. Each range is one Spark task.
-
-    The plan of Spark contains the positions of the ranges. The ranges and credentials are part of the function, which Spark shows nowhere.
-    """
+    """Each range is one Spark task. The ranges and credentials are part of the function, because Spark shows its plan, but not the function."""
     if not pins:
         return spark.createDataFrame([], COLUMNS)
     planned = [dataclasses.asdict(pin) for pin in pins]

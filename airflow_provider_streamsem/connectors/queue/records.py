@@ -70,12 +70,7 @@ class QueueRecords:
         self.bad, self.drop = F.col(_BAD), (_BAD,)
 
     def _parsed(self, *kept: Column | str) -> tuple[DataFrame, list[Column], Column, Column]:
-        """
-        Parse the bodies.
-
-        :param kept: columns of the landed lines and messages that the result has beside those of the records
-        :returns: the frame, and its columns: the fields of a body, whether a message is bad, and why
-        """
+        """``kept`` are more columns of the result. Return the frame, the fields of a body, whether a message is bad, and why."""
         message = F.from_json(RAW, _LANDED)
         is_message = F.expr(
             f"{_MESSAGE}.id IS NOT NULL AND {_MESSAGE}.body IS NOT NULL AND {_MESSAGE}.encoding IS NULL"

@@ -261,7 +261,6 @@ class QueuePlanner:
             return receiver.waiting()
 
     def _to_come(self, messages: int) -> int:
-        """Return how many landings this number of messages needs."""
         return -(-messages // self._source.max_messages)
 
 
@@ -308,7 +307,6 @@ def _field_names(owner: Any) -> list[str]:
 
 
 def _queue(where: str, given: object) -> SqsQueue | AmqpQueue | PubSubQueue:
-    """Return the queue from an object, or from a TOML table with a ``type``."""
     if isinstance(given, (SqsQueue, AmqpQueue, PubSubQueue)):
         return given
     if not isinstance(given, Mapping):

@@ -185,11 +185,6 @@ class ReplayPlanner(FilesPlanner):
         return [replace(file, mtime_ns=0) for file in self._source.listing(self._clock.now_ms())]
 
     def _refuse_other_files(self, listed: Sequence[FoundFile]) -> None:
-        """
-        Refuse files that the log does not have.
-
-        :raises SourceChangedError: names the first of them. Nothing was written
-        """
         others = self._ledger.unseen(listed)
         if others:
             summary = (

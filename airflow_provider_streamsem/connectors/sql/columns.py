@@ -143,11 +143,7 @@ def describe(connection: sa.Connection, table: str) -> Target | None:
 def _mysql_uniques(
     connection: sa.Connection, schema: str | None, name: str
 ) -> tuple[set[frozenset[str]], set[frozenset[str]]]:
-    """
-    Return the column sets of unique indexes over whole values, and those of the other unique indexes.
-
-    SQLAlchemy does not report the prefix length of the columns of a primary key.
-    """
+    """Return the column sets of unique indexes over whole values, and of others. SQLAlchemy reports no prefix lengths of a primary key."""
     import sqlalchemy as sa
 
     query = sa.text(
@@ -165,11 +161,7 @@ def _mysql_uniques(
 
 
 def _bounded(kind: Any, base: str) -> Any:
-    """
-    Return the base type of a domain, with the length or digits that SQLAlchemy omits.
-
-    :param base: the base type in Postgres's form: ``character varying(3)``, ``numeric(5,2)``
-    """
+    """SQLAlchemy omits length and digits of a domain. ``base`` is in Postgres's form: ``character varying(3)``, ``numeric(5,2)``."""
     import sqlalchemy as sa
 
     while hasattr(kind, "data_type"):

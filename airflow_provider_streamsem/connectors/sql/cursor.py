@@ -127,13 +127,7 @@ class Cursor:
         return self._compared(offset, at_or_after=False)
 
     def _compared(self, offset: int, *, at_or_after: bool) -> Any:
-        """
-        Return the SQL condition that compares the cursor with the values of an offset.
-
-        The condition for a pair also compares its first column alone, because some databases use an index only for that.
-
-        :param at_or_after: whether to select the rows at or after the offset, instead of those before it
-        """
+        """For a pair, the condition also compares the first column alone, because some databases use an index only for that."""
         import sqlalchemy as sa
 
         values, columns = self.values_of(offset), list(self.table.c)

@@ -120,10 +120,8 @@ def _login_error(error: Exception, conn_id: str) -> StreamsemError:
 
 def _set_strict_mode(connection: sa.Connection) -> None:
     """
-    Set a strict ``sql_mode`` for the session.
-
-    Without it, a server may store another value in place of a value that does not fit, without an error. It also generates a number for 0 in an
-    AUTO_INCREMENT column.
+    Without a strict ``sql_mode``, a server may store another value in place of a value that does not fit, without an error. It also generates a number for 0 in
+    an AUTO_INCREMENT column.
     """
     import sqlalchemy as sa
 

@@ -93,8 +93,6 @@ def reader(
 
 
 def _to_batch(names: list[str], types: list[Any]) -> Callable[[Any], Any]:
-    """Return a function that converts rows to an Arrow batch."""
-
     def array(values: list[Any], kind: Any) -> Any:
         import pyarrow as pa
 
@@ -168,8 +166,6 @@ def _unreadable_column() -> Callable[[Any], int | None]:
 
 
 def _problem_of() -> Callable[[Any], str]:
-    """Return a function that describes an error of the driver by its kind, type and code."""
-
     def problem_of(error: Any) -> str:
         cause = getattr(error, "orig", error)  # SQLAlchemy's error has the driver's
         codes = (getattr(cause, "sqlstate", None), getattr(cause, "sqlite_errorname", None), *cause.args[:1])

@@ -157,11 +157,6 @@ class JdbcTable:
             return records.load_all(spark, connection, target, self.conn_id, columns)
 
     def _read(self, pin: Json) -> RowsPin:
-        """
-        Decode a pin.
-
-        :raises LogDamagedError: the pin has another form
-        """
         summary = "the pin of a lookup is not that of a database table; nothing was read"
         try:
             pinned: RowsPin = build(RowsPin, pin, "pin")
@@ -173,13 +168,7 @@ class JdbcTable:
 
 
 def _check_server(connection: sa.Connection, target: Target) -> None:
-    """
-    Refuse a database that cannot detect changed rows.
-
-    One connection may reach several replicas, and each may lag behind another. So a check of one replica proves nothing about a read from another.
-
-    :raises InvalidError: the database is not Postgres, the server is a replica, or a partition is a foreign table
-    """
+    """One connection may reach several replicas that lag differently. So a check of one replica proves nothing about a read from another."""
     import sqlalchemy as sa
 
     problem = "only Postgres can detect changed rows"

@@ -183,7 +183,6 @@ def _copy(connection: sa.Connection, target: Any, columns: Sequence[Any], chunks
 
 
 def _cursor(connection: sa.Connection) -> Any:
-    """Return a psycopg cursor inside SQLAlchemy's transaction."""
     driver: Any = connection.connection.driver_connection
     return driver.cursor()
 

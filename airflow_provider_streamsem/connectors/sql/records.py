@@ -89,7 +89,6 @@ def load_all(
 def _frame(
     spark: SparkSession, target: Target, conn_id: str, columns: Sequence[ReadColumn], queries: Sequence[Query]
 ) -> DataFrame:
-    """Return the rows of the queries as a DataFrame, one task for each query."""
     types = [_types(column.type) for column in columns]
     schema = T.StructType([T.StructField(column.name, kind) for column, (kind, _) in zip(columns, types, strict=True)])
     if not queries:
@@ -123,7 +122,6 @@ def _types(ddl: str) -> tuple[Any, Any]:
 
 
 def _select(table: sa.Table, columns: Sequence[ReadColumn]) -> sa.Select[Any]:
-    """Return the query of the columns of a table."""
     import sqlalchemy as sa
 
     selected: list[Any] = []
@@ -134,7 +132,6 @@ def _select(table: sa.Table, columns: Sequence[ReadColumn]) -> sa.Select[Any]:
 
 
 def _compiled(query: sa.Select[Any], connection: sa.Connection) -> Query:
-    """Return a query in the form of the database's driver."""
     compiled: Any = query.compile(dialect=connection.dialect)
     values = compiled.params
     return compiled.string, tuple(values[name] for name in compiled.positiontup) if compiled.positiontup else values

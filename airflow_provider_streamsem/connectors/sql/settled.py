@@ -158,11 +158,7 @@ def _end_by_lag(connection: sa.Connection, target: Target, cursor: Cursor, lag: 
 
 
 def _refuse_repeated_ids(connection: sa.Connection, target: Target, cursor: Cursor) -> None:
-    """
-    Refuse a row id that SQLite may assign again: after the newest rows were deleted, a new row gets the id of one of them.
-
-    :raises InvalidError: the cursor is the table's ``INTEGER PRIMARY KEY`` without ``AUTOINCREMENT``. Nothing was written
-    """
+    """SQLite may assign a row id again: after the newest rows were deleted, a new row gets the id of one of them."""
     import sqlalchemy as sa
 
     table = {"name": target.name}
@@ -181,7 +177,6 @@ def _refuse_repeated_ids(connection: sa.Connection, target: Target, cursor: Curs
 
 
 def _newest(connection: sa.Connection, cursor: Cursor) -> int | None:
-    """Return the greatest integer in the first column; ``None`` if the table is empty."""
     import sqlalchemy as sa
 
     newest = sa.select(sa.func.max(cursor.table.c[0])).where(cursor.from_offset(0))
@@ -209,11 +204,7 @@ def _warn_of_old(now_us: int, begins_us: Sequence[int]) -> None:
 
 
 def _checked_table(connection: sa.Connection, target: Target, cursor: Cursor, lag: int | None) -> int | None:
-    """
-    Check that the bound can be proven for this table, and return its oid if a sequence generates the cursor, else ``None``.
-
-    :raises InvalidError: the server is a replica; or, without a ``lag``, other rules apply to the order of commits. Nothing was written
-    """
+    """Return the oid of the table if a sequence generates the cursor, else ``None``."""
     import sqlalchemy as sa
 
     name = {"schema": target.schema, "name": target.name, "column": cursor.columns[0].name}

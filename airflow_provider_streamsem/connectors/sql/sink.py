@@ -45,8 +45,6 @@ _VERSIONS_PER_DELETE = 500
 
 @dataclass(frozen=True, slots=True)
 class _Handle:
-    """The handle of one try: a connection to the database, and the marker table."""
-
     connection: sa.Connection
     markers: sa.Table
 
@@ -271,11 +269,7 @@ class JdbcSink(TransactionalSink[_Handle]):
             transaction.rollback()
 
     def _rehearse_marker(self, connection: sa.Connection, markers: sa.Table) -> None:
-        """
-        Check that two publishers cannot set the same marker. The caller rolls the transaction back.
-
-        Some drivers do not report how many rows an update changed. Some databases accept a primary key without enforcing it.
-        """
+        """Some drivers do not report how many rows an update changed. Some databases do not enforce a primary key. The caller rolls back."""
         import sqlalchemy as sa
 
         name = (SYSTEM_CLOCK.new_id(), "rehearsal")
@@ -429,11 +423,7 @@ class JdbcSink(TransactionalSink[_Handle]):
         return True
 
     def _check_unchanged(self, connection: sa.Connection, target: Target, batch: SinkCommit) -> None:
-        """
-        Check that the table still stores the rows unchanged.
-
-        :raises PublishError: the table was altered after the commit. It would change values, or replace rows of other writers
-        """
+        """The table may have been altered after the commit. It would change values, or replace rows of other writers."""
         try:
             self._check_table(connection, target, batch.staged_schema)
             if any(file.stats != target.digest for file in batch.committable.files):
@@ -446,12 +436,7 @@ class JdbcSink(TransactionalSink[_Handle]):
             ) from None
 
     def _delete_replaced(self, connection: sa.Connection, target: Target, batch: SinkCommit) -> None:
-        """
-        Delete the rows that a reprocessing run or a rollback removes, by the versions in the version column.
-
-        :raises PublishError: there are more rows than the pipeline has published, so some belong to other writers; or rows remain. The transaction is
-            rolled back
-        """
+        """The version column selects the rows. If there are more than the pipeline has published, some belong to other writers."""
         import sqlalchemy as sa
 
         if not batch.replaced_files:

@@ -139,11 +139,7 @@ def _length_checks(into: Any, dialect: str, length: Callable[[Any], Any]) -> lis
 
 
 def _unsupported_times(parquet: Any, target: Target) -> dict[str, str]:
-    """
-    Return column → problem for the columns with dates or times outside the supported years.
-
-    They are the years 1 to 9999, because drivers fail on others. For Postgres, top-level dates and times up to the year 32767 are supported.
-    """
+    """Drivers fail on years outside 1 to 9999. For Postgres, top-level dates and times up to the year 32767 are supported."""
     import pyarrow as pa
 
     units = {}

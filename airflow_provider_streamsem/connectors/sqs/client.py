@@ -172,7 +172,6 @@ class SqsReceiver:
 
 
 def _text(attribute: Mapping[str, Any]) -> str:
-    """Return a message attribute as text, binary attributes in base64."""
     if "StringValue" in attribute:
         return str(attribute["StringValue"])
     return base64.b64encode(attribute.get("BinaryValue", b"")).decode()

@@ -66,7 +66,6 @@ def _is_key(kind: Any) -> bool:
 
 
 def _staged_columns(location: str, staged: Committable, columns: Sequence[str]) -> Any:
-    """Read some columns of the staged files into a pyarrow table; ``None`` if there are no files."""
     import pyarrow
 
     tables = [parquet.read(columns=list(columns)) for parquet in parquet_files(location, staged)]
@@ -142,11 +141,7 @@ def refuse_ambiguous(
 def _repeated(
     location: str, staged: Committable, names: Sequence[str], groups: Sequence[int]
 ) -> tuple[Any, Any] | None:
-    """
-    Find the staged rows that have the same values of some columns, and the same group, as another row.
-
-    :returns: their positions in the staged files, ascending, and for each of them the number of its set; as numpy arrays. ``None`` if there are none
-    """
+    """Find rows that equal another one. Return their positions, ascending, and the number of each one's set, as numpy arrays."""
     import numpy
     import pyarrow
     import pyarrow.compute as pc

@@ -81,7 +81,6 @@ def _has_far_times(parquet: Any, name: str) -> bool:
 
 
 def _leaves(values: Any) -> Iterator[Any]:
-    """Yield the leaf arrays of an array, including those inside structs, lists and maps."""
     import pyarrow as pa
 
     if pa.types.is_struct(values.type):

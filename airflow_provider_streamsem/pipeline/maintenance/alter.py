@@ -176,11 +176,7 @@ def _alter(opened: OpenPipeline, alter_from: str | None, moved: frozenset[str], 
 
 
 def _commit(opened: OpenPipeline, head: ClosedHead, difference: _Difference, altered: Alter) -> tuple[Head, int | None]:
-    """
-    Plan the alter and commit it.
-
-    :returns: the newest head, and the version of the alter; ``None`` if another process has created a version first
-    """
+    """Return the newest head, and the version of the alter; ``None`` if another process has created a version first."""
     log = opened.log
     for name, sink in opened.pipeline.sinks.items():
         is_new = name in difference.added
@@ -195,22 +191,14 @@ def _commit(opened: OpenPipeline, head: ClosedHead, difference: _Difference, alt
 
 
 def _aborted_by_alter(head: Head) -> int | None:
-    """
-    Return the open version if an alter aborts it: a batch or a reprocessing run.
-
-    :raises HeldVersionError: the open version is held
-    """
+    """Return the open batch or reprocessing run, which the alter aborts."""
     if isinstance(head, OpenHead) and is_held(head.plan):
         raise HeldVersionError("the open version is held; nothing was altered", version=head.plan.version)
     return head.plan.version if isinstance(head, OpenHead) and head.plan.work.has_rows else None
 
 
 class _Difference:
-    """
-    The difference between the immutable fields in the log and those of a spec.
-
-    ``changes`` describes it. ``added`` are the sinks whose dataset or table is new.
-    """
+    """The immutable fields in the log, and those of a spec. ``added`` are the sinks whose dataset or table is new."""
 
     def __init__(self, opened: OpenPipeline, head: Head, before: Json, moved: frozenset[str]) -> None:
         self._opened, self._head, self._before, self._moved = opened, head, before, moved
@@ -219,11 +207,7 @@ class _Difference:
         self.added: set[str] = set()
 
     def altered(self) -> Alter | None:
-        """
-        Return the changes as the plan records them; ``None`` if the immutable fields are equal.
-
-        :raises InvalidError: the source cannot continue after the offsets, or a sink in ``moved`` has the same location
-        """
+        """Return the changes as the plan records them; ``None`` if the immutable fields are equal."""
         unmoved = sorted(
             name for name in self._moved if self._before["sinks"].get(name) in (None, self._now["sinks"][name])
         )
@@ -245,7 +229,6 @@ class _Difference:
         return Alter(offsets=self._source(), state=tuple(sorted(self._state())), removed=tuple(sorted(self._sinks())))
 
     def _is_movable(self, name: str) -> bool:
-        """Return whether only the path of a files sink differs."""
         before, now = self._before["sinks"].get(name, {}), self._now["sinks"][name]
         return bool(now["type"] == "files" and before == {**now, "path": before.get("path")})
 
@@ -337,23 +320,14 @@ class _Difference:
         return "" if unable else "; reprocess earlier versions to add theirs"
 
     def other_changes(self, before: Mapping[str, Json]) -> Iterator[Change]:
-        """
-        Yield the differences of fields that are not immutable. Called after :meth:`altered`.
-
-        :param before: the spec in the log
-        """
+        """Yield the differences of fields that are not immutable. ``before`` is the spec in the log. Called after :meth:`altered`."""
         described = ("guarantee", *(change.field for change in self.changes))
         for path in changed_fields(before, self._opened.pipeline.to_json()):
             if not any(path == field or path.startswith(f"{field}.") for field in described):
                 yield Change(path, "changed", "the next run uses it; no alter is needed")
 
     def check_sinks(self, head: ClosedHead) -> None:
-        """
-        Check that new datasets and tables have no rows of this pipeline, and that moved datasets have all files.
-
-        :raises InvalidError: a moved dataset lacks files
-        :raises ConflictError: a new dataset has files of an earlier sink of this pipeline, or the target of a new sink has a marker of this pipeline
-        """
+        """Check that new datasets and tables have no rows of this pipeline, and that moved datasets have all files."""
         pipeline, uuid = self._opened.pipeline, self._opened.record.pipeline_uuid
         for name in sorted(self.added):
             sink = pipeline.sinks[name]

@@ -141,7 +141,6 @@ def compact(
 
 
 def _possible(pipeline: Pipeline, log: CommitLog, names: Sequence[str], sizes: _Sizes) -> list[Compacted]:
-    """Return the possible rewrites of files sinks."""
     head = read_head(pipeline, log)
     view, oldest = log.view(version=head.closed), head.oldest_readable
     return [
@@ -152,7 +151,6 @@ def _possible(pipeline: Pipeline, log: CommitLog, names: Sequence[str], sizes: _
 
 
 def _sinks(pipeline: Pipeline, sink: str | None) -> list[str]:
-    """Return the names of the sinks to compact: the named one, or all files sinks."""
     names = [name for name, each in pipeline.sinks.items() if isinstance(each, FilesSink) and not each.is_outside_log]
     accepted = sorted([*names, *(name for name in pipeline.sinks if _table(pipeline, name) is not None)])
     if sink is not None and text("sink", sink) not in pipeline.sinks:
@@ -178,7 +176,6 @@ def _sinks(pipeline: Pipeline, sink: str | None) -> list[str]:
 
 
 def _table(pipeline: Pipeline, name: str) -> CompactsTable | None:
-    """Return the sink if it can compact its table."""
     sink = pipeline.sinks[name]
     return sink if isinstance(sink, CompactsTable) else None
 
@@ -219,14 +216,7 @@ def _compact_table(
 
 
 def _refuse_removal(log: CommitLog) -> None:
-    """
-    Refuse to compact a table while a reprocessing run or a rollback must still remove files from it.
-
-    Before its plan, it has checked that the table has these files. If they were rewritten now, it could not be published.
-
-    :raises OpenVersionError: such a version is open or not published yet
-    :raises HeldVersionError: such a version is held
-    """
+    """A reprocessing run or a rollback checks before its plan that the table has the files to remove. Without them, its publish fails."""
     head = log.newest_head()
     if isinstance(head, OpenHead):
         plan = head.plan
@@ -251,22 +241,13 @@ def _files_sink(pipeline: Pipeline, name: str) -> FilesSink:
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """
-    Chooses the files to rewrite.
-
-    :param target: target size of a file in bytes
-    :param most: maximum size in bytes of the files of one rewrite
-    """
+    """Chooses the files to rewrite. ``target`` are the bytes of a new file, and ``most`` those of all files of one rewrite."""
 
     target: int
     most: int
 
     def choose(self, pipeline: Pipeline, name: str, view: LogView, oldest_readable: int) -> list[list[SegmentFile]]:
-        """
-        Return the visible files of one sink that each rewrite has. All files of a version belong to the same rewrite.
-
-        A rewrite has either commits that have all expired, or others (W45).
-        """
+        """All files of a version belong to the same rewrite. A rewrite has either commits that have all expired, or others (W45)."""
         visible, partition_by = view.sink(name), _files_sink(pipeline, name).partition_by
         last = {each.version: each.commits[-1] for each in view.rewrites if each.sink == name}
         by_version: dict[int, list[SegmentFile]] = defaultdict(list)
@@ -282,7 +263,6 @@ class _Sizes:
         return [candidate for candidate in candidates if self._is_worthwhile(candidate, partition_by)]
 
     def _divided(self, small: Mapping[int, list[SegmentFile]]) -> list[list[SegmentFile]]:
-        """Divide the files of some versions into rewrites of limited size."""
         candidates: list[list[SegmentFile]] = []
         chosen: list[SegmentFile] = []
         for _, files in sorted(small.items()):
@@ -302,14 +282,7 @@ class _Sizes:
 
 
 def _without_large_rewrites(small: Mapping[int, list[SegmentFile]], rewrites: Set[int]) -> dict[int, list[SegmentFile]]:
-    """
-    Leave out each rewrite that is larger than everything else together.
-
-    So a row is rewritten again only when the size of its rewrite doubles, and not in each compaction.
-
-    :param small: version → its files
-    :param rewrites: which of the versions are rewrites
-    """
+    """A row is rewritten again only when the size of its rewrite doubles, and not in each compaction."""
     found = dict(small)
     total = sum(map(_bytes, small.values()))
     for version in sorted({*small} & rewrites, key=lambda version: _bytes(small[version]), reverse=True):
@@ -344,8 +317,6 @@ def _rewrite(name: str, commits: Sequence[int], chosen: Sequence[SegmentFile]) -
 
 
 class _Compaction:
-    """Compacts one sink, one version after another."""
-
     def __init__(self, opened: OpenPipeline, name: str, sizes: _Sizes, engine: Engine) -> None:
         self._opened, self._log, self._name, self._sizes, self._engine = opened, opened.log, name, sizes, engine
         self._sink = replace(_files_sink(opened.pipeline, name), target_file_bytes=sizes.target)
@@ -371,7 +342,6 @@ class _Compaction:
     def _commit(
         self, head: ClosedHead, wanted: Compacted, commits: tuple[int, ...], files: list[DataFile]
     ) -> Compacted:
-        """Plan one rewrite, stage it, and commit it."""
         log, work = self._log, Rewrite(sink=self._name, commits=commits, rows=wanted.rows)
         plan = plan_maintenance(log, head, work, run_key=f"rewrite:{self._name}")
         stored = log.put_plan(head, plan).own
@@ -405,11 +375,7 @@ class _Compaction:
         return replace(wanted, version=plan.version, new_files=len(output.files), new_bytes=new_bytes)
 
     def _stage(self, head: OpenHead, work: Rewrite, files: list[DataFile]) -> StagedManifest:
-        """
-        Write the new files, compare their rows with those of the old ones, and store the manifest (W18, W41).
-
-        :raises DataError: the rows differ
-        """
+        """Compare the rows of the new files with those of the old ones, and store the manifest (W18, W41)."""
         log, plan = self._log, head.plan
         attempt_id, started_ms = log.clock.new_id(), log.clock.now_ms()
         # The columns of the newest of these commits. A later version may have columns that a rollback removes.

@@ -76,11 +76,7 @@ def drop(pipeline: Pipeline, *, dry_run: bool = False, log: CommitLog | None = N
 
 
 def _checked(pipeline: Pipeline, log: CommitLog, *, dry_run: bool) -> tuple[str, ClosedHead]:
-    """
-    Check that the fork can be dropped. Raises as :func:`drop` does.
-
-    :returns: URL of the original's log, and the head of the fork's log
-    """
+    """Return the URL of the original's log, and the head of the fork's log."""
     record = existing_record(pipeline, log)
     if record.fork is None:
         summary = "only a fork can be dropped, and this is not the log of a fork; nothing was deleted"
@@ -107,11 +103,7 @@ def _checked(pipeline: Pipeline, log: CommitLog, *, dry_run: bool) -> tuple[str,
 
 
 def _refuse_foreign_objects(pipeline: Pipeline, log: CommitLog) -> None:
-    """
-    Check that the log and the datasets have only objects that this package has written. A directory marker of S3A has no content, and counts as such an object.
-
-    :raises ConflictError: names objects of someone else, for example another pipeline's dataset below the log. Nothing was deleted
-    """
+    """A directory marker of S3A has no content, and counts as an object that this package has written."""
     stats = [(log.store.url, stat) for stat in log.retrying.list("") if not keys.is_log_object(stat.key)]
     for sink in pipeline.sinks.values():
         stats += [(sink.location, stat) for stat in open_dataset(sink.location).list("") if not _is_data(stat.key)]
@@ -135,19 +127,13 @@ def _objects(log: CommitLog) -> list[ObjectStat]:
 
 
 def _spills_of_record(log: CommitLog) -> list[str]:
-    """Return the keys of the spilled fields of ``pipeline.json``."""
     data = log.read(keys.PIPELINE)
     body = {} if data is None else codec.parse(PipelineRecord, keys.PIPELINE, data)
     return [keys.spill(digest) for digest in codec.spilled(PipelineRecord, body).values()]
 
 
 def _delete(log: CommitLog, stats: list[ObjectStat], *, keep: list[str]) -> None:
-    """
-    Delete objects of the log.
-
-    :param keep: keys of objects that the caller deletes later
-    :raises ConflictError: the log has other objects afterwards
-    """
+    """``keep`` are the keys of objects that the caller deletes later. The log must have no others afterwards."""
     for stat in stats:
         log.retrying.delete(stat.key)
     left = [stat.key for stat in _objects(log) if stat.key not in keep]

@@ -109,11 +109,6 @@ def fork(
 
 
 def _check_start(version: int | None, until_ms: int | None, from_ms: int | None) -> None:
-    """
-    Check the arguments that say where the fork starts.
-
-    :raises InvalidError: more than one is given, or the time of the source is before 1970
-    """
     given = {"version": version, "until_ms": until_ms, "from_ms": from_ms}
     named = {name: value for name, value in given.items() if value is not None}
     if len(named) > 1:
@@ -123,11 +118,7 @@ def _check_start(version: int | None, until_ms: int | None, from_ms: int | None)
 
 
 def _check_locations(old: CommitLog, new: CommitLog) -> None:
-    """
-    Check that neither log contains the other, because vacuum and moves of a log handle every object below its location.
-
-    :raises InvalidError: the locations are equal, or one contains the other
-    """
+    """Vacuum and moves of a log handle every object below its location."""
     if overlap(normalised(old.store.url), normalised(new.store.url)):
         summary = (
             "the log of the fork and that of the original must not be equal or contain each other; nothing was written"
@@ -142,11 +133,6 @@ def _warn_of_expired_ids(pipeline: Pipeline, state: Json, now_ms: int) -> None:
 
 
 def _version(old: CommitLog, version: int | None) -> int:
-    """
-    Return the version after which the fork starts.
-
-    :raises InvalidError: there is no such version, or it was rolled back
-    """
     closed = old.find_head().closed
     at = closed if version is None else version
     if not -1 <= at <= closed:
@@ -168,13 +154,7 @@ def _version(old: CommitLog, version: int | None) -> int:
 def _fork_position(
     old: CommitLog, record: PipelineRecord, pipeline: Pipeline, version: int, from_ms: int | None
 ) -> Fork:
-    """
-    Return the position of the fork.
-
-    :param from_ms: the time of the source at which the fork starts; ``None``: it starts after ``version``
-    :raises InvalidError: no version was ever planned, or the source cannot find the offsets of a time
-    :raises ConflictError: the fork cannot continue from the version
-    """
+    """``from_ms`` is the time of the source at which the fork starts. If it is ``None``, the fork starts after ``version``."""
     consuming = sorted(name for name, source in pipeline.source_parts.items() if isinstance(source, Consuming))
     if consuming:
         summary = "the source removes records when it reads them, so a fork cannot read them again; nothing was written"
@@ -210,11 +190,6 @@ def _fork_position(
 
 
 def _check_datasets(pipeline: Pipeline) -> None:
-    """
-    Check that no other log owns a dataset of the fork.
-
-    :raises ConflictError: a dataset is that of the original, or of another pipeline
-    """
     for name, sink in pipeline.sinks.items():
         try:
             sink.refuse_existing_output(pipeline.log)
@@ -247,11 +222,7 @@ def _check_partitions(operators: OperatorState | None, pipeline: Pipeline) -> No
 
 
 def _objects(old: CommitLog, new: CommitLog, pipeline: Pipeline, position: Fork) -> Iterator[tuple[str, str]]:
-    """
-    Yield the objects that the fork needs: key in the original log, and key in the new one.
-
-    Pages and nodes of the tree of known files come before the discoveries that name them.
-    """
+    """Yield pairs of old and new key. Pages and nodes of the tree of known files come before the discoveries that name them."""
     config = pipeline.source.immutable_config()
     before, after = old.source_prefix(config), new.source_prefix(config)
     # In descending order of keys, so that the oldest discovery is copied first. A copy that was interrupted then has no gap.
@@ -293,14 +264,7 @@ def _existing_fork(
     from_ms: int | None,
     pipeline: Pipeline,
 ) -> Forked:
-    """
-    Return the fork that exists already.
-
-    :param original: the original's ``pipeline.json``; ``None`` if its log was deleted since
-    :param version: the version that the caller named, or ``None``
-    :param from_ms: the time of the source that the caller named, or ``None``
-    :raises ConflictError: the log is not this fork
-    """
+    """``original`` is ``None`` if its log was deleted since. ``version`` and ``from_ms`` are the arguments of the caller."""
     existing = record.fork
     if existing is None:
         summary = "the fork's log exists already, and is not the log of a fork; nothing was written"

@@ -102,11 +102,7 @@ def unneeded_attempts(
 
 
 def _superseded_commits(log: CommitLog, begin: int, end: int) -> Iterator[Outcome]:
-    """
-    Yield each commit of rows that was superseded at a version in ``[begin, end]``, once: it was reprocessed or rolled back.
-
-    A rollback to a version before a rewrite does not supersede the rewrite.
-    """
+    """Yield each commit that was superseded in ``[begin, end]`` once. A rollback to before a rewrite does not supersede the rewrite."""
     found: set[int] = set()
     for version in range(begin, end + 1):
         outcome = log.outcome(version)

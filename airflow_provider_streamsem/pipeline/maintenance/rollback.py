@@ -108,11 +108,7 @@ def rollback(
 
 
 def _roll_back(opened: OpenPipeline, to: int, run_key: str | None, *, by_time: bool) -> Rollback:
-    """
-    Plan the rollback and commit it. If another process has rolled the pipeline back in the meantime, plan it again.
-
-    :param by_time: whether ``to`` was found by a time. A repeated call may then find another version, and returns the first result
-    """
+    """If ``by_time`` found ``to``, a repeated call may find another version, and returns the first result."""
     log, head = opened.log, opened.head
     for _ in range(_TRIES):
         head = log.confirm_head(head)
@@ -158,7 +154,6 @@ def _default_key(to: int, closed: int) -> str:
 
 
 def _newest_work(log: CommitLog, head: Head) -> Kind:
-    """Return what the newest version does: the open one, or the newest closed one."""
     return head.plan.work if isinstance(head, OpenHead) else log.closed_version(head.closed)[0].work
 
 
@@ -169,12 +164,7 @@ def _other_run_error(plan: Plan) -> InvalidError:
 
 
 def _check_request(plan: Plan, to: int, *, by_time: bool) -> None:
-    """
-    Check that a complete rollback is the one that was requested.
-
-    :param by_time: whether the version was found by a time. It may then differ from that of the first call, because versions were closed since
-    :raises InvalidError: the rollback returns to another version
-    """
+    """A version that was found by a time may differ from that of the first call, because versions were closed since."""
     if isinstance(plan.work, RollbackVersion) and plan.work.to != to and not by_time:
         raise InvalidError(
             "the run key belongs to a rollback to another version; nothing was rolled back",
@@ -211,11 +201,7 @@ def _refuse_sinks(pipeline: Pipeline, position: str) -> None:
 
 
 def _plan(opened: OpenPipeline, ready: Ready, to: int, run_key: str | None) -> Plan | None:
-    """
-    Build the plan of a rollback.
-
-    :returns: ``None`` if no version after ``to`` changed anything. With a run key, a plan that changes nothing records that the request is done
-    """
+    """Return ``None`` if no version after ``to`` changed anything. With a run key, a plan that changes nothing records that the request is done."""
     log, head = opened.log, ready.head
     found = log.outcome(to) if to <= head.closed else None
     if found is None or head.outcome is None:
@@ -258,12 +244,7 @@ def _plan(opened: OpenPipeline, ready: Ready, to: int, run_key: str | None) -> P
 
 
 def _published_after(opened: OpenPipeline, head: ClosedHead, newest: Outcome, to: int) -> tuple[str, ...]:
-    """
-    Return the sinks outside the log that have rows of versions after ``to``.
-
-    :raises InvalidError: a sink cannot remove these rows from its table in its current state
-    :raises ConflictError: a sink cannot remove them, because another process has created a version at the same time
-    """
+    """A sink may be unable to remove the rows because another process has created a version at the same time."""
     found = rows_after(opened.log, to, newest, opened.pipeline.sinks_outside_log)
     names = [name for name, rows in found.items() if rows]
     try:
@@ -279,11 +260,7 @@ def _published_after(opened: OpenPipeline, head: ClosedHead, newest: Outcome, to
 
 
 def _check_marker(name: str, marker: SinkMarker | None, expected: Marker | None) -> None:
-    """
-    Check that the marker of a sink is that of the newest receipts. If not, publishing the rollback would fail (P8, P9).
-
-    :raises InvalidError: the marker is not that of the newest receipts
-    """
+    """If the marker is not that of the newest receipts, publishing the rollback would fail (P8, P9)."""
     if expected is not None and (marker is None or not marker.is_of(expected.version, expected.outcome)):
         raise InvalidError(
             "the marker of a sink is not the one in the newest receipts of the log; nothing was rolled back. The sink or the log was restored from an older "
@@ -309,11 +286,7 @@ def _is_changed(log: CommitLog, kept: list[range], to: int) -> bool:
 
 
 def _refuse_reprocessed(log: CommitLog, to: int, closed: int) -> None:
-    """
-    Refuse if a version after ``to`` has reprocessed a version up to ``to``. The state after ``to`` lacks what the reprocessing run changed.
-
-    :raises InvalidError: names the newest such reprocessing run
-    """
+    """The state after ``to`` lacks what a later reprocessing run of a version up to ``to`` has changed."""
     versions = log.reprocessing_runs_after(to, closed)
     if versions:
         raise InvalidError(
@@ -334,11 +307,7 @@ def _warn_of_expired_ids(opened: OpenPipeline, plan: Plan) -> None:
 
 
 def _refuse_expired(newest: Outcome, to: int) -> None:
-    """
-    Refuse an expired version, because the rows of later commits may be only in a rewrite, together with those of earlier ones (W44).
-
-    :raises InvalidError: names the oldest readable version
-    """
+    """The rows of later commits may be only in a rewrite, together with those of earlier ones (W44)."""
     if to < newest.oldest_readable:
         raise InvalidError(
             "the version has expired, so vacuum may have deleted its files; nothing was rolled back",
@@ -348,11 +317,7 @@ def _refuse_expired(newest: Outcome, to: int) -> None:
 
 
 def _refuse_deleted_state(opened: OpenPipeline, head: ClosedHead, restored: Outcome) -> None:
-    """
-    Refuse a version whose state cannot be loaded, or which vacuum may delete at the same time.
-
-    :raises InvalidError: a file of the state is missing or was changed, or ``state.keep_versions`` does not keep it
-    """
+    """Refuse a version whose state cannot be loaded, or which vacuum may delete at the same time."""
     settings = opened.pipeline.state
     oldest = None if settings is None else oldest_kept(opened.log, head.closed, settings.keep_versions)
     is_kept = oldest is None or restored.version >= oldest

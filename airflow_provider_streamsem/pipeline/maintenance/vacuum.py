@@ -142,11 +142,7 @@ def _delete_losing(
     *,
     all_versions: bool,
 ) -> int:
-    """
-    Delete what losing attempts left behind in the versions that vacuum inspects (V6).
-
-    :returns: the first of these versions
-    """
+    """Delete what losing attempts left in the versions that vacuum inspects (V6). Return the first of these versions."""
     log, end = deletion.log, _end(head)
     inspected = _vacuumed_up_to(log)
     # If the log was restored from an older copy, the recorded progress may be above its head.
@@ -180,11 +176,7 @@ def _first_late(log: CommitLog, begin: int, end: int) -> int:
 def _delete_losing_of(
     pipeline: Pipeline, version: int, locations: list[_SinkLocation], inherited: set[str], deletion: _Deletion
 ) -> None:
-    """
-    Delete what the losing attempts of one closed version left behind: files, then quarantined records, then manifests (V3); and published rows (V4).
-
-    :param inherited: the attempts of the original log whose deduplication state a fork uses
-    """
+    """Delete files, then quarantined records, then manifests (V3); and published rows (V4). A fork uses the state of the ``inherited`` attempts."""
     log = deletion.log
     lost = _LostAttempts(log, version)
     for location in locations:
@@ -211,13 +203,11 @@ def _delete_expired(
     all_versions: bool,
 ) -> int:
     """
-    Delete the data files that no reader of the oldest readable version or a later one needs (V8), and the layers of ids that no run needs (V9). First raise the
-    oldest readable version, if there are such files below a kept version.
+    Delete data files (V8) and layers of ids (V9). First raise the oldest readable version, if there are files to delete below a kept version.
 
-    Sinks outside the log keep their rows in tables. Vacuum deletes the staged rows of these sinks by V4.
+    The staged rows of sinks outside the log are deleted by V4.
 
     :param wanted: the oldest version to keep; 0 or less: all that are readable now
-    :returns: the oldest readable version
     """
     log, newest = deletion.log, head.outcome
     assert newest is not None  # a version is closed
@@ -243,11 +233,7 @@ def _delete_expired(
 def _expired_attempts(
     pipeline: Pipeline, log: CommitLog, newest: Outcome, sinks: Mapping[str, Sink], begin: int, oldest: int
 ) -> list[tuple[str, Sink, int, str]]:
-    """
-    Return the attempts with files that no reader of version ``oldest`` or a later one needs, and no run, each once.
-
-    :raises LogDamagedError: a rewrite breaks a rule, or one of its files is missing or was changed. Nothing was deleted on account of it
-    """
+    """Return, each once, the attempts with files that no reader of version ``oldest`` or a later one needs, and no run."""
     rewrites = retention.new_rewrites(log, newest, begin, oldest)
     for rewrite in rewrites:
         _check_files(rewrite, sinks)
@@ -268,11 +254,7 @@ def _expired_attempts(
 
 
 def _check_files(rewrite: SegmentRewrite, sinks: Mapping[str, Sink]) -> None:
-    """
-    Check the files of a rewrite, before vacuum deletes the other files with the same rows.
-
-    :raises LogDamagedError: a file is missing, or its size or checksum differs
-    """
+    """Check the files of a rewrite, before vacuum deletes the other files with the same rows."""
     sink = sinks.get(rewrite.sink)
     if sink is not None and not sink.is_complete(rewrite.output):
         summary = (
@@ -285,11 +267,7 @@ def _check_files(rewrite: SegmentRewrite, sinks: Mapping[str, Sink]) -> None:
 
 
 def _check_pipeline(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, head: Head) -> None:
-    """
-    Check that the log owns the datasets of the pipeline, has its immutable fields (W35), and has every version that a sink has.
-
-    :raises ConflictError: a dataset belongs to another log, or the immutable fields differ
-    """
+    """Check that the log owns the datasets of the pipeline, has its immutable fields (W35), and has every version that a sink has."""
     assert head.binding_spec is not None  # a version is closed
     check_immutable_config(pipeline, log, head.binding_spec, version=head.closed)
     claim_datasets(pipeline, log, record, new=False)
@@ -306,12 +284,6 @@ class _Deletion:
         self.bytes = 0
 
     def result(self, before: int, after: int) -> Vacuumed:
-        """
-        Return what was recorded.
-
-        :param before: the oldest readable version before the vacuum
-        :param after: the oldest readable version after it
-        """
         return Vacuumed(
             attempts=tuple(self.attempts),
             keys=tuple(self.keys),
@@ -360,14 +332,11 @@ def _unneeded_state(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, 
 
 
 def _is_state_dropped_after(log: CommitLog, version: int) -> bool:
-    """Return whether an alter above a version has dropped the operators' state."""
     alters = log.commits_of(Alter, log.newest_head().outcome, after=version)
     return any(OPERATORS in alter.state for _, alter in alters)
 
 
 class _SinkLocation:
-    """A sink of the pipeline. Determines which of its attempts vacuum can delete."""
-
     def __init__(self, pipeline: Pipeline, name: str) -> None:
         self.name, self.sink = name, pipeline.sinks[name]
         # A sink that copies the rows from the staged files needs these files only until the receipts exist.
@@ -376,7 +345,6 @@ class _SinkLocation:
         self._in_use = cache(publishing_sink(pipeline, name).attempts_in_use) if is_table else set[tuple[int, str]]
 
     def deletable(self, version: int, lost: _LostAttempts) -> Iterator[str]:
-        """Yield the ids of the attempts of a closed version that vacuum can delete."""
         for _, attempt_id in sorted(lost.log.retrying.repeat(partial(self.sink.attempts, version))):
             if lost(attempt_id) and (version, attempt_id) in self._in_use():
                 message = "sink %s: attempt %s of version %d lost according to the log, but the table references its files. Vacuum keeps these files"
@@ -391,11 +359,7 @@ class _SinkLocation:
 
 
 def _vacuumed_up_to(log: CommitLog) -> int:
-    """
-    Return the version below which an earlier vacuum has inspected all versions; 0 if there is none.
-
-    The value is a hint. It limits which versions vacuum inspects, and never determines what vacuum deletes (V6).
-    """
+    """Vacuum has inspected all versions below the result; 0: none. It is a hint, and never determines what vacuum deletes (V6)."""
     return max((_version_of(key) for key in log.list_keys(keys.VACUUMED, 1)), default=0)
 
 
@@ -413,11 +377,7 @@ def _version_of(key: str) -> int:
 
 
 class _LostAttempts:
-    """
-    Tests whether an attempt of a version has lost: the version was aborted, or another attempt was committed (I11).
-
-    The test reads the outcome, at most once.
-    """
+    """An attempt has lost if the version was aborted, or another attempt was committed (I11). The outcome is read at most once."""
 
     def __init__(self, log: CommitLog, version: int) -> None:
         self.log = log

@@ -127,11 +127,7 @@ def _batch_time_ms(opened: OpenPipeline, head: Head) -> int:
 
 
 def _poll_end(opened: OpenPipeline, planner: Planner, ready: Ready) -> tuple[SourceEnd, int]:
-    """
-    Return the end offsets of the source, or for later plans of a drain the run's target, and the number of unread items up to there. Logs the lag.
-
-    A partition that an alter has added since is not in the target, so the drain does not read it: it ends where it starts.
-    """
+    """A later plan of a drain ends at the run's target. A partition that an alter has added since is not in it, so it is not read."""
     start, target = ready.head.next, ready.target
     end = planner.poll(ready.head.hint) if target is None else SourceEnd({**start, **target})
     telemetry.emit(telemetry.SourcePolled.from_offsets, start, end.offsets)
@@ -142,11 +138,7 @@ def _poll_end(opened: OpenPipeline, planner: Planner, ready: Ready) -> tuple[Sou
 
 
 def _run_start(ready: Ready, target: Offsets | None, ranges: Ranges) -> dict[str, int]:
-    """
-    Return partition → the offset at which the run's first plan started: those of the head, for every partition of the head, the target or the ranges.
-
-    Later plans have the same offsets, lowered to those of the head if a rollback went below them.
-    """
+    """Return the offsets at which the run's first plan started, lowered to those of the head if a rollback went below them."""
     if ready.before is not None:
         return {
             partition: min(offset, offsets.position(ready.head.next, partition))
@@ -186,11 +178,7 @@ def _visible_counts(log: CommitLog, run_key: str, newest: Outcome) -> dict[str, 
 
 
 def _refuse_corrections(opened: OpenPipeline, corrected: Gaps, versions: list[int]) -> None:
-    """
-    Refuse to read new versions if versions are outdated and the source does not let runs reprocess them.
-
-    :raises SourceChangedError: names the versions
-    """
+    """Refuse to read new versions if versions are outdated and the source does not let runs reprocess them."""
     source = opened.pipeline.source
     if isinstance(source, Repinning) and source.on_reprocess != "reprocess":
         if opened.pipeline.state is not None:
@@ -218,11 +206,7 @@ def _advice_for_outdated(pipeline: Pipeline, on_reprocess: str, first: int) -> s
 
 
 def _refuse_unfinished_drain(ready: Ready) -> None:
-    """
-    Refuse a drain that is below its target, if the source returned nothing to read.
-
-    :raises InternalError: always in this case, because there must be records
-    """
+    """Below the target of a drain, there must be records."""
     if ready.before is not None and ready.target is not None:
         raise InternalError(
             "a drain has not reached its target, but the source returned nothing to read; nothing was planned",

@@ -130,11 +130,7 @@ def check_state(opened: OpenPipeline, current: int, outcome: Outcome, newest: Ou
 
 
 def _refuse_bound(opened: OpenPipeline, current: int, newest: Outcome) -> None:
-    """
-    Refuse a version whose rows are only in the files of a rewrite, together with the rows of other versions (W44).
-
-    :raises InvalidError: names the rewrite
-    """
+    """Refuse a version whose rows are only in the files of a rewrite, together with the rows of other versions (W44)."""
     oldest = newest.oldest_readable
     if current >= oldest or Rewrite.kind not in newest.newest:
         return
@@ -150,11 +146,7 @@ def _refuse_bound(opened: OpenPipeline, current: int, newest: Outcome) -> None:
 
 
 def _refuse_expired_ids(opened: OpenPipeline, current: int, newest: Outcome) -> None:
-    """
-    Refuse an expired version of a pipeline with deduplication across batches, because vacuum may have deleted the ids before it (W44, V9).
-
-    :raises InvalidError: names the oldest version that can be reprocessed
-    """
+    """Vacuum may have deleted the ids before an expired version (W44, V9)."""
     oldest, dedup = newest.oldest_readable, opened.pipeline.dedup
     if dedup is None or not dedup.keeps_state or not oldest:
         return
@@ -168,11 +160,7 @@ def _refuse_expired_ids(opened: OpenPipeline, current: int, newest: Outcome) -> 
 
 
 def _refuse_other_state(opened: OpenPipeline, outcome: Outcome, newest: Outcome) -> None:
-    """
-    Refuse a version of which the deduplication or the state was altered since, because neither of the two states fits its records.
-
-    :raises InvalidError: names the fields
-    """
+    """If the deduplication or the state was altered since, neither of the two states fits the records of the version."""
     now = opened.pipeline.immutable_config()
     before = now if outcome.spec == opened.spec else opened.log.config_of(outcome.spec)
     root = opened.log.find_root(outcome.version) if Alter.kind in newest.newest else outcome.version
@@ -186,11 +174,7 @@ def _refuse_other_state(opened: OpenPipeline, outcome: Outcome, newest: Outcome)
 
 
 def _refuse_deleted_state(opened: OpenPipeline, current: int) -> None:
-    """
-    Refuse a version if the state before it cannot be loaded, for example because vacuum has deleted it.
-
-    :raises InvalidError: a state file is missing or was changed
-    """
+    """Vacuum, for example, may have deleted the state before the version."""
     if opened.pipeline.state is None:
         return
     root = opened.log.find_root(current)

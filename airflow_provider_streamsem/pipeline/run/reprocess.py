@@ -163,7 +163,6 @@ def reprocess_run(
 
 
 def _visible_batches(log: CommitLog, run_key: str, head: Head) -> list[int]:
-    """Return the committed batches of a run that were not rolled back, in ascending order."""
     commits = [] if head.outcome is None else visible_commits(log, run_key, head.outcome)
     return [outcome.version for outcome in commits if outcome.has_rows]
 

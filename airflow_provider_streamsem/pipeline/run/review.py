@@ -58,13 +58,8 @@ class _HeldRun(Run):
 
     def stage(self, replaced: int, plan_next: Planning) -> tuple[Plan, StagedManifest]:
         """
-        Plan a held version and stage an attempt of it. The version stays open.
-
-        First close a batch that another run left open, and publish what is pending, as every run does. If the version is held already, return its attempt.
-
-        :param replaced: the commit that the held version replaces
-        :raises HeldVersionError: another version is held
-        :raises InvalidError: a reprocessing run is open, whose rows nobody has reviewed
+        Leave the version open. First close a batch that another run left open, and publish what is pending, as every run does. If the version is held already,
+        return its attempt.
         """
         position: Position = self.opened.log.locate(self.run_key, self.opened.head)
         while not isinstance(position, RunComplete):
@@ -93,11 +88,6 @@ class _HeldRun(Run):
         raise InvalidError("another process has closed the held version in the meantime; nothing is staged")
 
     def _staged_attempt(self, head: OpenHead) -> StagedManifest:
-        """
-        Return the complete attempt of a held version, or stage one.
-
-        :raises InvalidError: the attempt was staged with another spec
-        """
         staged = self._adopt(head)
         if staged is None:
             return self._stage(head)

@@ -223,13 +223,7 @@ class Run:
         return run_result(self.opened, position, self.run_key, resumed=resumed, announces=self.announces), resumed
 
     def _check_immutable_config(self, position: Position) -> None:
-        """
-        Check that the pipeline has the immutable fields of the newest version, because another process may have altered them since this run was opened (W35).
-
-        Any process may close an open alter, and :func:`publish` compares the sinks that it publishes to.
-
-        :raises ConflictError: the immutable fields differ
-        """
+        """Another process may have altered the fields since this run was opened (W35). Any process may close an open alter."""
         head = position.head
         is_altering = isinstance(head, OpenHead) and isinstance(head.plan.work, Alter)
         stored = None if is_altering or isinstance(position, PendingPublish) else head.binding_spec
@@ -238,11 +232,7 @@ class Run:
             self._checked.add(stored)
 
     def _check_request(self, plan: Plan) -> None:
-        """
-        Check that the last version of the run is what this call requests.
-
-        :raises InvalidError: the run key belongs to a run of another kind, or of another version. The versions of that run stay committed
-        """
+        """The run key may belong to a run of another kind, or of another version."""
         log, requested = self.opened.log, self.reprocesses
         if isinstance(plan.work, Reprocess) and requested is not None:
             exists = log.outcome(requested) is not None
@@ -279,11 +269,7 @@ class Run:
         return run_result(self.opened, position, self.run_key, resumed=True)
 
     def _plan(self, ready: Ready, plan_next: Planning) -> Position | Corrections | None:
-        """
-        Plan the next version and store the plan.
-
-        :returns: the run's new position; :class:`Corrections` if versions must be reprocessed first; ``None`` if there is nothing to plan
-        """
+        """Return :class:`Corrections` if versions must be reprocessed first; ``None`` if there is nothing to plan."""
         with telemetry.phase("plan", version=ready.head.closed + 1):
             plan = plan_next(ready)
             if plan is None or isinstance(plan, Corrections):
@@ -303,11 +289,7 @@ class Run:
         return log.locate(self.run_key, planned.head)  # lost the create: re-read the log (W12)
 
     def _correct(self, corrections: Corrections, head: ClosedHead) -> Position:
-        """
-        Reprocess versions, each in a separate run, and return the new position of this run.
-
-        The run key names the version and the commit that is replaced, so a retry, or another process, continues the same reprocessing run.
-        """
+        """The run key names the version and the commit that is replaced, so a retry, or another process, continues the same reprocessing run."""
         refuse_sinks(self.opened.pipeline)
         for version in corrections.versions:
             opened = replace(self.opened, head=self.opened.log.confirm_head(head))
@@ -338,18 +320,12 @@ class Run:
         return position_after(closed, plan, outcome)
 
     def _propose(self, head: OpenHead, plan: Plan) -> Outcome | ClosedHead:
-        """Build the outcome that this process proposes for the open version, or return the closed head as :meth:`_adopt_or_stage` does."""
         if is_held(plan):
             return self._outcome_of_held(head, plan)
         return outcome_without_records(self.opened, head) or self._adopt_or_stage(head, plan)
 
     def _outcome_of_held(self, head: OpenHead, plan: Plan) -> Outcome:
-        """
-        Build the outcome of a held version, from the attempt that was reviewed (W39).
-
-        :raises HeldVersionError: this run was not requested to commit the version
-        :raises InvalidError: files of the attempt are missing or were changed
-        """
+        """Build the outcome from the attempt that was reviewed (W39)."""
         if self.reviewed_attempt is None or self.reviewed_attempt.version != plan.version:
             raise _held_error(plan)
         if not self._is_complete(self.reviewed_attempt):
@@ -363,11 +339,7 @@ class Run:
         return self._outcome(head, plan, self.reviewed_attempt)
 
     def _adopt_or_stage(self, head: OpenHead, plan: Plan) -> Outcome | ClosedHead:
-        """
-        Stage or adopt an attempt, and build the outcome that this process proposes for the version.
-
-        Returns the closed head instead if another process has closed the version in the meantime.
-        """
+        """Return the closed head if another process has closed the version in the meantime."""
         staged = self._adopt(head)
         try:
             staged = staged or self._stage(head)
@@ -408,17 +380,12 @@ class Run:
         return error if (is_gap or isinstance(error, LookupChangedError)) and not follows_abort else None
 
     def _abort_outcome(self, head: OpenHead, plan: Plan, error: StreamsemError) -> Outcome:
-        """Build the outcome that aborts the version, and log the reason."""
         reason = f"{error.summary} {error.fields}"
         logger.warning("version %d is closed as an abort: %s", plan.version, reason)
         return abort_outcome(self.opened.log, head, reason=reason, initial_state=self.opened.record.initial_state)
 
     def _adopt(self, head: OpenHead) -> StagedManifest | None:
-        """
-        Return the manifest of a complete attempt of the open version, or ``None`` (W17).
-
-        An attempt is complete if it has staged all sinks of this pipeline, and every file exists with the recorded size and checksum.
-        """
+        """An attempt is complete if it has staged all sinks of this pipeline, and every file has the recorded size and checksum (W17)."""
         for manifest in () if head.is_new else self.opened.log.find_staged(head):
             if self._is_complete(manifest):
                 logger.info("version %d: adopting the staged attempt %s", manifest.version, manifest.attempt_id)
@@ -435,7 +402,6 @@ class Run:
         )
 
     def _stage(self, head: OpenHead) -> StagedManifest:
-        """Stage a new attempt, and return its manifest."""
         attempt_id = self.opened.log.clock.new_id()
         logger.info("version %d: staging", head.plan.version)
         with telemetry.phase("stage", version=head.plan.version, attempt_id=attempt_id):
@@ -472,12 +438,6 @@ class Run:
         return manifest
 
     def _job(self, head: OpenHead, plan: Plan, attempt_id: str) -> Job:
-        """
-        Return the input of the engine for one attempt.
-
-        :raises SourceChangedError: the plan is that of a reprocessing run, and files of the state before the batch are missing or were changed
-        :raises DataError: a snapshot on which the batch builds is missing or was changed
-        """
         pipeline = self.opened.pipeline
         state, batch_time_ms = self._base_state(head, plan)
         reprocess = plan.work if isinstance(plan.work, Reprocess) else None
@@ -530,10 +490,7 @@ class Run:
         return produced
 
     def _base_state(self, head: OpenHead, plan: Plan) -> tuple[Json, int]:
-        """
-        Return the state before the batch, of the deduplication and of the operators, and ``planned_at_ms`` of its plan. For reprocessing, both are of the batch
-        at the root of the chain.
-        """
+        """Return both states, and ``planned_at_ms`` of their plan. For reprocessing, they are those of the batch at the root of the chain."""
         if not isinstance(plan.work, Reprocess):
             return self._current_state(head), plan.planned_at_ms
         root = self.opened.log.find_root(plan.work.replaces)
@@ -562,10 +519,8 @@ class Run:
 
     def _state_after(self, head: OpenHead, job: Job, produced: Produced) -> Json:
         """
-        Return the state for the outcome (W26, W27, W28).
-
-        Without operators' state, a reprocessing run changes the deduplication state. With operators' state, the run changes neither of the two, because they
-        must cover the same records and the operators' state cannot be changed.
+        Without operators' state, a reprocessing run changes the deduplication state. With operators' state, it changes neither of the two, because they must
+        cover the same records and the operators' state cannot be changed (W26, W27, W28).
 
         :raises StageError: a snapshot that the attempt has written is not in the log. Executors may see another disk or S3 endpoint under the log's URL
         """

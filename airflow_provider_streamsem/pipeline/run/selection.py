@@ -225,7 +225,6 @@ def preview_reprocess(
 
 
 def _reading(url: str, pipeline_uuid: str, commits: set[int]) -> int:
-    """Return how many batches of the log at a URL have read rows of some commits of a pipeline."""
     log = open_commit_log(url)
     log.existing_pipeline()
     head = log.newest_head()

@@ -127,8 +127,6 @@ def keeps_newest_rows(sink: Sink) -> bool:
 
 def _path_label(source: str, sink: str) -> str:
     """
-    Return the label of the path from the source to a sink.
-
     An effectively-once source returns each record once, within its conditions (such as ``dedup 24 h``). So with an exactly-once sink the path has the source's
     label, and with any other sink it has the sink's label.
     """

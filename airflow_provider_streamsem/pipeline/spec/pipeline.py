@@ -199,11 +199,6 @@ class Pipeline:
             )
 
     def _check_output_mode(self, transform: object) -> None:
-        """
-        Check that a ready-made transform has the output mode of the state, and that the pipeline has one source and no lookups.
-
-        :raises InvalidError: it has other output modes, or the pipeline has no state, several sources, or lookups
-        """
         modes = getattr(transform, "output_modes", None)
         output_mode = None if self.state is None else self.state.output_mode
         if modes is not None and output_mode not in modes:
@@ -224,11 +219,7 @@ class Pipeline:
             )
 
     def _check_corrections(self) -> None:
-        """
-        Refuse a source whose records the runs replace by reprocessing, if reprocessing cannot replace their effects.
-
-        :raises InvalidError: the pipeline has state, or a sink that cannot replace rows
-        """
+        """Refuse a source whose records the runs replace by reprocessing, if reprocessing cannot replace their effects."""
         if not isinstance(self.source, Repinning) or self.source.on_reprocess != "reprocess":
             return
         accepted = 'on_reprocess="refuse" or "ignore"'
@@ -432,7 +423,6 @@ class Pipeline:
 
 
 def _arguments(kind: registry.Kind, part: Any) -> Json:
-    """Return the arguments of a source or sink in the structure of the TOML form."""
     return {"type": registry.name_of(kind, part), **(part.to_json() if hasattr(part, "to_json") else plain(part))}
 
 

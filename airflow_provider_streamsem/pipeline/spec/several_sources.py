@@ -335,14 +335,12 @@ class SeveralPlanner:
 
 
 def _prefixed(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """Return the values of all sources, with the name of the source before the name of the partition."""
     return {
         f"{name}{_SEPARATOR}{partition}": value for name, part in parts.items() for partition, value in part.items()
     }
 
 
 def _of_source(whole: Mapping[str, Any], name: str) -> dict[str, Any]:
-    """Return the values of one source, under the names of its partitions."""
     prefix = f"{name}{_SEPARATOR}"
     return {key.removeprefix(prefix): value for key, value in whole.items() if key.startswith(prefix)}
 
@@ -357,7 +355,6 @@ def _hint_of(hint: Json, name: str) -> Json:
 
 @contextmanager
 def _naming(source: str) -> Iterator[None]:
-    """Add the name of the source to the fields of an error that the block raises."""
     try:
         yield
     except StreamsemError as error:

@@ -54,12 +54,7 @@ def announce_run(
 
 
 def _unannounced(log: CommitLog, last: Plan, first: int, closed: int, between: list[int]) -> tuple[int, int]:
-    """
-    Return the versions that a run announces: those above the first returned version, up to and including the second.
-
-    :param first: the run's first version
-    :param between: the versions that other runs planned between the run's first and last one
-    """
+    """``between`` are versions of other runs between those of this run. Return an exclusive lower and an inclusive upper bound."""
     follows_announced = not between and (first == 0 or log.announcement(keys.announced(first - 1)) is not None)
     newest_announced = first - 1 if follows_announced else log.newest_announced()
     # An earlier process of this run may have created an announcement, and died before it returned its result (A6): when the run had not planned a version

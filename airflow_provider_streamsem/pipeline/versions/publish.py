@@ -95,12 +95,7 @@ def _publish_or_skip(
     skipped_sinks: tuple[str, ...] = (),
     reason: str = "",
 ) -> ClosedHead:
-    """
-    Publish the head's commit, or skip it for some sinks, and create its receipts.
-
-    :param skipped_sinks: the sinks for which a user skips the commit (P7)
-    :param reason: why the user skips them; stored in the receipts
-    """
+    """``skipped_sinks`` are those for which a user skips the commit (P7). The receipts store the ``reason``."""
     log = opened.log
     version, began_ms = outcome.version, log.clock.now_ms()
     _check_sinks(opened, outcome)
@@ -142,11 +137,7 @@ def _publish_or_skip(
 
 
 def _check_sinks(opened: OpenPipeline, outcome: Outcome) -> None:
-    """
-    Check that the sinks to publish to are those of the spec with which the version was committed (W35).
-
-    :raises ConflictError: the pipeline lacks one of the sinks, or has another table or topic in its place
-    """
+    """Check that the sinks to publish to are those of the spec with which the version was committed (W35)."""
     if outcome.spec == opened.spec:
         return
     stored = opened.log.config_of(outcome.spec)["sinks"]
@@ -232,11 +223,8 @@ def current_output(log: CommitLog, version: int, name: str, newest: Outcome) -> 
 
 def _chain(log: CommitLog, outcome: Outcome, name: str, removed_at: int) -> tuple[int, Committable | None]:
     """
-    Follow the chain of a commit backwards.
-
-    :param removed_at: the newest alter that removed the sink, or -1
-    :returns: the first version of the chain, and the rows of the newest earlier commit of the chain that was applied to the sink; ``None`` if none was, or if
-        it is older than the alter
+    Return the first version of the chain, and the rows of the newest earlier commit of the chain that was applied to the sink; ``None`` if none was, or if it
+    is older than ``removed_at``, the newest alter that removed the sink (-1: none).
     """
     current_rows = None
     while outcome.replaces is not None:
@@ -252,7 +240,6 @@ def _applied(log: CommitLog, outcome: Outcome, name: str) -> Committable | None:
 
 
 def _applied_to(log: CommitLog, outcome: Outcome) -> set[str]:
-    """Return the sinks to which a commit was applied according to its receipts."""
     receipts = log.receipts(outcome.version)
     return (
         set() if receipts is None else {name for name, receipt in receipts.sinks.items() if receipt.result == "applied"}

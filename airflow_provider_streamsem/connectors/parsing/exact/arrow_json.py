@@ -84,12 +84,7 @@ class ArrowJson:
         return [*block.columns, pc.if_else(is_bad, pa.scalar("not UTF-8"), block.reasons)]
 
     def _read(self, texts: pa.StringArray, rows: pa.Array) -> Iterator[tuple[pa.Array, list[pa.Array]]]:
-        """
-        Yield the records that Arrow reads: the numbers of their rows, and the columns that :meth:`_parsed_exactly` returns.
-
-        :param texts: texts that begin and end with braces
-        :param rows: the numbers of their rows
-        """
+        """Yield the numbers of the rows that Arrow reads, and the columns of :meth:`_parsed_exactly`. ``texts`` begin and end with braces."""
         if self._has_unusual:
             texts, rows = self._usual(texts, rows)
         table, refused = self._first_reading(texts)
@@ -117,11 +112,7 @@ class ArrowJson:
         return (texts.filter(is_usual), rows.filter(is_usual)) if self._has_unusual else (texts, rows)
 
     def _first_reading(self, texts: pa.StringArray) -> tuple[pa.Table | None, list[int]]:
-        """
-        Read texts with Arrow's reader.
-
-        :returns: the table, if Arrow has read all texts; and otherwise positions of texts that Arrow may have refused, if it says which
-        """
+        """Return the table, if Arrow has read all texts; otherwise positions of texts that Arrow may have refused, if it says which."""
         joined = _joined(texts)
         starts: list[int] = []
         refused: list[int] = []
@@ -170,10 +161,8 @@ class ArrowJson:
 
 def _suited(texts: pa.StringArray, is_text: pa.BooleanArray) -> pa.BooleanArray:
     """
-    Return whether each text, without the space around it, may be given to Arrow's reader.
-
-    Each text begins with an opening and ends with a closing brace. So if Arrow reads as many objects as there are texts, each text is one object: an object
-    cannot begin in one text and end in another, because a line break between two braces of one object is an error.
+    Each suited text begins with an opening and ends with a closing brace. So if Arrow reads as many objects as there are texts, each text is one object: an
+    object cannot begin in one text and end in another, because a line break between two braces of one object is an error.
     """
     has_braces = pc.and_(pc.starts_with(texts, "{"), pc.ends_with(texts, "}"))
     suited = pc.and_(pc.fill_null(has_braces, False), is_text)
@@ -202,7 +191,6 @@ def _without(texts: pa.StringArray, suited: pa.BooleanArray) -> pa.BooleanArray:
 
 
 def _all_but(length: int, positions: Sequence[int]) -> pa.BooleanArray:
-    """Return a column that is false at some positions, and true elsewhere."""
     return pc.invert(pc.is_in(pa.array(range(length), pa.int64()), value_set=pa.array(positions, pa.int64())))
 
 
@@ -212,7 +200,6 @@ def _joined(texts: pa.StringArray) -> pa.Buffer:
 
 
 def _starts(texts: pa.StringArray) -> list[int]:
-    """Return where each text begins in the joined texts."""
     starts, at = [], 0
     for length in pc.binary_length(texts).to_pylist():
         starts.append(at)

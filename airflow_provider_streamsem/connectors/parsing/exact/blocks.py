@@ -98,7 +98,6 @@ def parsed_batches(
 
 
 def _in_first_row(fact: int | str | None, rows: int, kind: pa.DataType) -> pa.Array:
-    """Return a column with a fact about a block in its first row, and nulls below."""
     return pa.concat_arrays([pa.array([fact][:rows], kind), pa.nulls(max(rows - 1, 0), kind)])
 
 
@@ -112,7 +111,6 @@ def _mask(block: Block, columns: Sequence[int]) -> int:
 
 
 def _checksums(texts: pa.StringArray, reasons: pa.StringArray) -> list[str]:
-    """Return the checksum of each bad text."""
     return [str(zlib.crc32(text)) for text in texts.filter(reasons.is_valid()).cast(pa.binary()).to_pylist()]
 
 

@@ -123,11 +123,7 @@ class ExactCsv:
         return fields
 
     def _is_doubtful(self, lines: pa.StringArray, plain: pa.ListArray) -> pa.BooleanArray:
-        """
-        Return whether the fields of a line may be others than the texts between its separators.
-
-        They are these texts if each of them has no quote, or is a whole quoted field.
-        """
+        """The fields are the texts between the separators if each of them has no quote, or is a whole quoted field."""
         quote = self._dialect.quote
         if quote in self._dialect.separator:
             return pc.fill_null(pc.match_substring(lines, quote), False)
@@ -146,11 +142,7 @@ class ExactCsv:
         return fields if length == len(line) + len(separator) else None
 
     def _columns(self, fields: pa.StringArray) -> tuple[list[pa.Array], pa.Array]:
-        """
-        Convert the fields of whole lines.
-
-        :returns: the columns of the schema, and that of the reasons
-        """
+        """Return the columns of the schema, and that of the reasons."""
         width = len(self._schema)
         columns = []
         unfit: dict[int, list[str]] = {}

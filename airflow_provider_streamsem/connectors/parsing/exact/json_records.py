@@ -198,7 +198,6 @@ def _or_none(value_of: Callable[[Any], Any], value: Any) -> Any:
 
 
 def _accepted(kind: pa.DataType, settings: Settings) -> frozenset[type]:
-    """Return the types of the parsed values that a type accepts: numbers, strings, or both."""
     if is_.is_integer(kind) or is_.is_floating(kind):
         return frozenset({_Number})
     both = is_.is_decimal(kind) or name_of_time(kind) in settings.formats
@@ -282,7 +281,6 @@ def _fitting(value: Any) -> Any:
 
 
 def _text(value: Any) -> str:
-    """Return a value as text: a string as it is, anything else as compact JSON with the digits of its numbers."""
     return value if isinstance(value, str) else _compact(value)
 
 
@@ -300,11 +298,7 @@ def _compact(value: Any) -> str:
 
 
 class _Lenient:
-    """
-    Rewrites a text with the syntax of Jackson's features into strict JSON.
-
-    A token that is neither a string, a number nor a name stays as it is.
-    """
+    """Rewrites the syntax of Jackson's features into strict JSON. A token that is neither a string, a number nor a name stays as it is."""
 
     def __init__(self, lenient: frozenset[str]) -> None:
         self._lenient = lenient

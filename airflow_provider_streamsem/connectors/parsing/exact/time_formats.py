@@ -73,11 +73,6 @@ class TimeFormat:
         return value
 
     def _expressions(self) -> Iterator[str]:
-        """
-        Yield the parts of a regular expression.
-
-        :raises ValueError: the pattern is not valid, or has a letter that cannot be parsed
-        """
         at = 0
         pieces = []
         while at < len(self.pattern):

@@ -158,11 +158,7 @@ def days_of(year: int, month: int, day: int) -> int | None:
 
 
 def _micros(text: str, zone: datetime.tzinfo | None) -> int | None:
-    """
-    Return the microseconds since 1970 of a time in ISO 8601.
-
-    :param zone: the time zone of a text without a zone; ``None``: the type has no zone, and a text with a zone has no value
-    """
+    """Return microseconds since 1970. ``zone=None``: the type has no zone, and a text with a zone has no value."""
     parts = _TIME.fullmatch(text)
     if parts is None:
         return None
