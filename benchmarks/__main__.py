@@ -17,8 +17,10 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from bisect import bisect_left, bisect_right, insort
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
+from itertools import islice, takewhile
 from pathlib import Path
 
 from rich.console import Console
@@ -39,6 +41,7 @@ from airflow_provider_streamsem.protocol.entries import (
     RunPointer,
 )
 from airflow_provider_streamsem.protocol.kinds.batch import Batch
+from airflow_provider_streamsem.stores.contract import ObjectStat
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import CountingStore
@@ -75,6 +78,38 @@ def show(title: str, columns: list[str], rows: list[list[str]]) -> None:
 # --- 1. growth
 
 
+class SortedStore(MemoryStore):
+    """A store of millions of objects. It keeps its keys in order, so that the time of a listing does not depend on their number."""
+
+    def __init__(self, url: str) -> None:
+        super().__init__(url)
+        self._keys: list[str] = []
+
+    def fill(self, objects: Mapping[str, bytes]) -> None:
+        """Add objects."""
+        self.objects.update(objects)
+        self._keys = sorted(self.objects)
+
+    def create(self, key: str, data: bytes) -> bool:
+        """Create an object if its key is absent."""
+        is_new = super().create(key, data)
+        if is_new:
+            insort(self._keys, key)
+        return is_new
+
+    def delete(self, key: str) -> None:
+        """Delete an object if it exists."""
+        if key in self.objects:
+            del self._keys[bisect_left(self._keys, key)]
+        super().delete(key)
+
+    def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
+        """Yield objects in ascending order of their keys."""
+        at = bisect_right(self._keys, start_after) if start_after > prefix else bisect_left(self._keys, prefix)
+        found = takewhile(lambda key: key.startswith(prefix), (self._keys[i] for i in range(at, len(self._keys))))
+        return (self._stat(key) for key in islice(found, limit))
+
+
 def history(root: Path, versions: int, *, whole: int) -> tuple[Pipeline, MemoryStore]:
     """
     Create a pipeline whose log has this many commits of one file each.
@@ -82,7 +117,7 @@ def history(root: Path, versions: int, *, whole: int) -> tuple[Pipeline, MemoryS
     The newest ``whole`` versions are complete. The older ones are empty objects, because no writer reads them.
     """
     (root / "in").mkdir(parents=True)
-    store = MemoryStore(f"memory://bench-{versions}")
+    store = SortedStore(f"memory://bench-{versions}")
     pipeline = Pipeline(
         name="bench",
         log=store.url,
@@ -119,7 +154,7 @@ def history(root: Path, versions: int, *, whole: int) -> tuple[Pipeline, MemoryS
             RunPointer(run_key=plan.run_key, j=0, version=version)
         ).data
         previous = data.sha256
-    store._objects.update(objects)
+    store.fill(objects)
     sink = pipeline.sinks["out"]
     sink.claim("u", pipeline.log, new=True)
     return pipeline, store
@@ -176,7 +211,7 @@ def vacuum_costs(sizes: Sequence[int] = (100, 1_000, 10_000, 100_000)) -> None:
     for versions in sizes:
         with tempfile.TemporaryDirectory() as location:
             pipeline, store = history(Path(location), versions, whole=versions)
-            store._objects.update({keys.attempt(version, "a"): b"{}" for version in range(versions)})
+            store.fill({keys.attempt(version, "a"): b"{}" for version in range(versions)})
             log = CommitLog(store)
             for version in range(99, versions, 100):
                 log.write_segments(version, [])

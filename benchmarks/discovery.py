@@ -123,9 +123,9 @@ def rows() -> Iterator[list[str]]:
         for known in SIZES:
             at_once = FLUSH if of is file else known
             stored = histories.setdefault((of.__name__, known), MemoryStore())
-            if not stored._objects:
-                stored._objects.update(history(known, of, at_once=at_once)._objects)
-            measured = polls(MemoryStore(objects=dict(stored._objects)), listings(known), known, warm_up)
+            if not stored.objects:
+                stored.objects.update(history(known, of, at_once=at_once).objects)
+            measured = polls(MemoryStore(objects=dict(stored.objects)), listings(known), known, warm_up)
             columns = list(zip(*measured, strict=True))
             per_poll = [f"{statistics.mean(column):.2f} / {max(column)}" for column in columns[1:3]]
             kilobytes = [f"{statistics.mean(column) / 1e3:.0f} / {max(column) / 1e3:.0f}" for column in columns[3:]]

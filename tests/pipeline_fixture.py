@@ -161,13 +161,13 @@ class PreparedFixture:
     def __init__(self, fixture: PipelineFixture) -> None:
         assert isinstance(fixture.store, MemoryStore)
         self._fixture, self._directory = fixture, PreparedDirectory(fixture.root)
-        self._store, self._objects = fixture.store, dict(fixture.store._objects)
+        self._store, self.objects = fixture.store, dict(fixture.store.objects)
 
     def restore(self) -> PipelineFixture:
         """Return the pipeline in its prepared state."""
         self._directory.restore()
-        self._store._objects.clear()
-        self._store._objects.update(self._objects)
+        self._store.objects.clear()
+        self._store.objects.update(self.objects)
         return replace(self._fixture, store=self._store, returned=[*self._fixture.returned], ran=None)
 
 

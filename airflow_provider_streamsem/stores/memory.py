@@ -6,58 +6,52 @@ import hashlib
 from collections.abc import Iterator, Mapping
 from threading import Lock
 
-from sortedcontainers import SortedDict
-
 from airflow_provider_streamsem.stores.contract import ObjectStat
 
 
 class MemoryStore:
     """
-    A store whose objects are in memory. Each call is atomic.
+    A store whose objects are in memory. Each call is atomic. A listing reads all keys.
 
     :param url: the URL that the store reports
     :param objects: key → bytes of the initial objects
+    :attr objects: key → bytes. A test may change them, as no writer can
     """
 
     def __init__(self, url: str = "memory://", objects: Mapping[str, bytes] | None = None) -> None:
         self.url = url
-        self._objects: SortedDict[str, bytes] = SortedDict(objects or {})
+        self.objects = dict(objects or {})
         self._lock = Lock()
 
     def create(self, key: str, data: bytes) -> bool:
         """Write the object if the key is absent."""
         with self._lock:
-            if key in self._objects:
+            if key in self.objects:
                 return False
-            self._objects[key] = bytes(data)
+            self.objects[key] = bytes(data)
             return True
 
     def read(self, key: str) -> bytes | None:
         """Return the bytes of the object, or ``None`` if it does not exist."""
-        return self._objects.get(key)
+        return self.objects.get(key)
 
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
         """Yield objects in ascending order of their keys."""
         with self._lock:
-            stats: list[ObjectStat] = []
-            for key in self._objects.irange(minimum=max(prefix, start_after)):
-                if not key.startswith(prefix) or (limit is not None and len(stats) == limit):
-                    break
-                if key > start_after:
-                    stats.append(self._stat(key))
-        return iter(stats)
+            keys = sorted(key for key in self.objects if key.startswith(prefix) and key > start_after)
+            return iter([self._stat(key) for key in keys[:limit]])
 
     def stat(self, key: str) -> ObjectStat | None:
         """Return the metadata of the object, or ``None`` if it does not exist."""
-        return self._stat(key) if key in self._objects else None
+        return self._stat(key) if key in self.objects else None
 
     def delete(self, key: str) -> None:
         """Delete the object if it exists."""
         with self._lock:
-            self._objects.pop(key, None)
+            self.objects.pop(key, None)
 
     def _stat(self, key: str) -> ObjectStat:
-        data = self._objects[key]
+        data = self.objects[key]
         return ObjectStat(
             key=key, bytes=len(data), etag=hashlib.md5(data, usedforsecurity=False).hexdigest(), mtime_ns=0
         )

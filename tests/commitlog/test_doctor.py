@@ -20,7 +20,7 @@ class Overwrites(MemoryStore):
     """Ignores the condition: every create overwrites the object and returns true."""
 
     def create(self, key: str, data: bytes) -> bool:
-        self._objects[key] = data
+        self.objects[key] = data
         return True
 
 

@@ -23,7 +23,7 @@ def log(tmp_path: Path) -> str:
     """Store a log of 10,000 versions with its segments, and return its location."""
     _, built = history(tmp_path, VERSIONS, whole=VERSIONS)
     store = LocalStore(str(tmp_path / "log"))
-    for key, data in built._objects.items():
+    for key, data in built.objects.items():
         path = Path(store.root, key)
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(data)

@@ -147,7 +147,7 @@ class PreparedScenario:
         self._prepared = scenario.fixture(root / "pipeline")
         self.arguments = scenario.prepare(self._prepared)
         assert isinstance(self._prepared.store, MemoryStore)
-        self._objects = {stat.key: self._prepared.store.read(stat.key) or b"" for stat in self._prepared.store.list("")}
+        self.objects = {stat.key: self._prepared.store.read(stat.key) or b"" for stat in self._prepared.store.list("")}
         self._returned = [*self._prepared.returned]
         self._processes = next(self._prepared.clocks)
         self._crashed: set[str] = set()
@@ -157,8 +157,8 @@ class PreparedScenario:
     def fixture(self) -> PipelineFixture:
         self._directory.restore()
         assert isinstance(self._prepared.store, MemoryStore)
-        self._prepared.store._objects.clear()
-        self._prepared.store._objects.update(self._objects)
+        self._prepared.store.objects.clear()
+        self._prepared.store.objects.update(self.objects)
         self._prepared.returned = [*self._returned]
         self._prepared.clocks = count(self._processes)
         return self._prepared

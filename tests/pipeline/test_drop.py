@@ -135,7 +135,7 @@ def test_drop_reports_a_run_that_writes_concurrently_and_can_be_repeated(tmp_pat
             self.create(keys.attempt(0, "0" * 32), b"")
 
     store: Store = Written(forking.store.url)
-    store._objects = forking.store._objects  # type: ignore[attr-defined]
+    store.objects = forking.store.objects  # type: ignore[attr-defined]
     with pytest.raises(ConflictError, match="a run has written to the log while it was dropped"):
         drop(forking.pipeline(), log=dataclasses.replace(forking.log(), store=store))
     drop(forking.pipeline(), log=forking.log())

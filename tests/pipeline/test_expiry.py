@@ -391,10 +391,10 @@ def test_aborted_expiry_is_reported_and_repeated(fixture: PipelineFixture) -> No
 
 def test_verify_of_a_log_from_before_the_expiry_advises_to_restore_the_newest_copy(fixture: PipelineFixture) -> None:
     assert isinstance(fixture.store, MemoryStore)
-    copy = dict(fixture.store._objects)
+    copy = dict(fixture.store.objects)
     vacuumed(fixture)
-    fixture.store._objects.clear()
-    fixture.store._objects.update(copy)
+    fixture.store.objects.clear()
+    fixture.store.objects.update(copy)
     found = fixture.verdict().violations
     assert {each.version for each in found} == {0, 1, 2, 3}
     assert all("restore its newest copy" in each.do and "Do not reprocess" in each.do for each in found)

@@ -45,7 +45,7 @@ def forge(fixture: PipelineFixture, change: Callable[[Rewrite], Rewrite]) -> Rew
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Rewrite, "check_outcome", lambda self, outcome: None)
         forged: Outcome = replace(found, work=work)
-    fixture.store._objects[keys.outcome(REWRITE)] = codec.encode(forged).data  # type: ignore[attr-defined]
+    fixture.store.objects[keys.outcome(REWRITE)] = codec.encode(forged).data  # type: ignore[attr-defined]
     return work
 
 

@@ -381,7 +381,7 @@ def test_segment_of_a_dead_writer_is_written_by_a_later_run(tmp_path: Path) -> N
     fixture.run("a", drain=True)
     assert isinstance(fixture.store, MemoryStore)
     assert fixture.opened().head == 119
-    del fixture.store._objects[keys.segment(1, 0)]
+    del fixture.store.objects[keys.segment(1, 0)]
     fixture.arrive(70)
     fixture.run("b", drain=True)
     assert fixture.store.read(keys.segment(1, 0)) is not None

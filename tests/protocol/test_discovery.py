@@ -201,7 +201,7 @@ def _discovered(count: int, etags: bool) -> tuple[dict[str, bytes], list[FoundFi
     store = MemoryStore()
     files = [found(name(n), n, etag=f"e{n}" if etags else "") for n in range(count)]
     assert Ledger(CommitLog(store)).add(files) == count
-    return store._objects, files
+    return store.objects, files
 
 
 def discovered(count: int, *, etags: bool = False) -> tuple[MemoryStore, list[FoundFile]]:
@@ -336,7 +336,7 @@ def test_D2_concurrent_first_discovery_is_only_extended_by_a_listing_compared_wi
     class ConcurrentlyExtendedStore(MemoryStore):
         def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Any:
             before = list(super().list(prefix, limit, start_after))
-            self._objects.update(other._objects)
+            self.objects.update(other.objects)
             return iter(before)
 
     store = ConcurrentlyExtendedStore()
@@ -414,9 +414,9 @@ def test_unchanged_listing_writes_nothing() -> None:
     store = MemoryStore()
     assert Ledger(CommitLog(store)).add([]) == 0
     assert Ledger(CommitLog(store)).add([found("a", 1)]) == 1
-    before = dict(store._objects)
+    before = dict(store.objects)
     assert Ledger(CommitLog(store)).add([found("a", 1)]) == 1
-    assert store._objects == before
+    assert store.objects == before
 
 
 @given(st.lists(st.integers(0, 2**256)))
@@ -438,15 +438,15 @@ class TestDamage:
     def test_missing_or_swapped_node_is_damage(self, data: bytes | None) -> None:
         store, _ = discovered(1_000)
         at, _ = self.node(store)
-        store._objects.pop(at)
+        store.objects.pop(at)
         if data is not None:
-            store._objects[at] = data
+            store.objects[at] = data
         with pytest.raises(LogDamagedError, match="differs from its name"):
             self.add_late_file(store)
 
     def test_missing_page_is_damage(self) -> None:
         store, _ = discovered(1_000)
-        store._objects.pop(keys.page(newest_of(store).pages[0].sha256))
+        store.objects.pop(keys.page(newest_of(store).pages[0].sha256))
         with pytest.raises(LogDamagedError, match="page of discovered files is missing"):
             list(Ledger(CommitLog(store)).files(0, 1))
 
@@ -465,11 +465,11 @@ class TestDamage:
     def test_node_that_is_unordered_or_differs_from_its_range_is_damage(self, node: KnownNode) -> None:
         store, _ = discovered(1_000)
         encoded = codec.encode(node)
-        store._objects[keys.known(encoded.sha256)] = encoded.data
+        store.objects[keys.known(encoded.sha256)] = encoded.data
         newest = newest_of(store)
         forged = dataclasses.replace(newest.known[0], sha256=encoded.sha256)
         root = codec.encode(dataclasses.replace(newest, known=(forged, *newest.known[1:])))
-        store._objects[keys.discovered(newest.i)] = root.data
+        store.objects[keys.discovered(newest.i)] = root.data
         with pytest.raises(LogDamagedError, match="D4"):
             self.add_late_file(store)
 
@@ -478,10 +478,10 @@ class TestDamage:
         store, _ = discovered(1_000)
         below = newest_of(store).pages if mixed else ()
         page = codec.encode(FilePage(files=() if mixed else (found("a", 1),), pages=(*below, *below)))
-        store._objects[keys.page(page.sha256)] = page.data
+        store.objects[keys.page(page.sha256)] = page.data
         newest = newest_of(store)
         forged = dataclasses.replace(newest.pages[0], sha256=page.sha256)
         root = codec.encode(dataclasses.replace(newest, pages=(forged,)))
-        store._objects[keys.discovered(newest.i)] = root.data
+        store.objects[keys.discovered(newest.i)] = root.data
         with pytest.raises(LogDamagedError, match="another number of files"):
             list(Ledger(CommitLog(store)).files(0, 1))

@@ -43,7 +43,7 @@ def violations(fixture: PipelineFixture) -> list[tuple[str, int | None]]:
 
 def objects(fixture: PipelineFixture) -> dict[str, bytes]:
     assert isinstance(fixture.store, MemoryStore)
-    return fixture.store._objects  # type: ignore[return-value]
+    return fixture.store.objects  # type: ignore[return-value]
 
 
 def test_verdict_of_a_clean_log_counts_everything(fixture: PipelineFixture) -> None:

@@ -143,7 +143,7 @@ class Simulation:
         return (self.fixture.other(log),) * 2 if is_other else self.fixture.current(log)
 
     def raw_log(self) -> RawLog:
-        return checks.parse_log(self.store.objects())
+        return checks.parse_log(self.store.snapshot())
 
     def has_pending(self) -> bool:
         """Whether more processes will start."""

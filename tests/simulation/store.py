@@ -38,7 +38,7 @@ class SimulatedStore(MemoryStore):
 
     def create(self, key: str, data: bytes) -> bool:
         if self.overwrites(key):
-            self._objects.pop(key, None)
+            self.objects.pop(key, None)
         created = super().create(key, data)
         if created:
             self.history.append((key, data))
@@ -57,7 +57,7 @@ class SimulatedStore(MemoryStore):
 
     def lose(self, key: str) -> None:
         """Lose an object, as if it had never been written. Unlike a deleted object, it is in no stale listing."""
-        self._objects.pop(key)
+        self.objects.pop(key)
         self.history = [change for change in self.history if change[0] != key]
 
     def earlier(self, changes: int) -> MemoryStore:
@@ -70,8 +70,8 @@ class SimulatedStore(MemoryStore):
                 earlier.create(key, data)
         return earlier
 
-    def objects(self) -> dict[str, bytes]:
-        return dict(self._objects)
+    def snapshot(self) -> dict[str, bytes]:
+        return dict(self.objects)
 
 
 class ProcessStore:

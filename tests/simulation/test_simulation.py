@@ -222,4 +222,4 @@ def test_killed_process_sends_no_more_requests(root: Path) -> None:
     process.greenlet.switch()
     simulation.scheduler.kill(process)
     assert (process.ended, tried) == ("died", ["b", "c"])
-    assert simulation.store.objects() == {}
+    assert simulation.store.snapshot() == {}

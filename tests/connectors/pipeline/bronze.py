@@ -39,7 +39,7 @@ class Bronze(PipelineFixture):
     def __post_init__(self) -> None:
         super().__post_init__()
         self.store = open_memory_store(f"bronze-{id(self)}-{self.root.name}")
-        self.store._objects.clear()
+        self.store.objects.clear()
 
     def pipeline(self, **changes: Any) -> Pipeline:
         sinks = {} if self.sink is None else {"sinks": {"out": self.sink}}

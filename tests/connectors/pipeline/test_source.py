@@ -227,7 +227,7 @@ def test_recreated_upstream_is_refused_before_anything_is_read(tmp_path: Path) -
     bronze, silver = pair(tmp_path)
     bronze.commit()
     silver.run("a", drain=True)
-    bronze.store._objects.clear()
+    bronze.store.objects.clear()
     shutil.rmtree(bronze.root / "out")
     bronze.run("again", drain=True)
     bronze.commit(2)
@@ -240,7 +240,7 @@ def test_upstream_recreated_under_an_open_plan_is_refused(tmp_path: Path) -> Non
     bronze, silver = pair(tmp_path)
     bronze.commit()
     silver.dies()
-    bronze.store._objects.clear()
+    bronze.store.objects.clear()
     shutil.rmtree(bronze.root / "out")
     bronze.run("again", drain=True)
     with pytest.raises(SourceChangedError, match="recreated"):
@@ -251,11 +251,11 @@ def test_upstream_recreated_under_an_open_plan_is_refused(tmp_path: Path) -> Non
 def test_upstream_restored_from_an_older_copy_is_refused(tmp_path: Path, grows: bool) -> None:
     bronze, silver = pair(tmp_path)
     bronze.commit()
-    before = dict(bronze.store._objects)
+    before = dict(bronze.store.objects)
     bronze.commit()
     silver.run("a", drain=True)
-    bronze.store._objects.clear()
-    bronze.store._objects.update(before)
+    bronze.store.objects.clear()
+    bronze.store.objects.update(before)
     if grows:
         bronze.run("another", drain=True)
         bronze.commit()
@@ -268,7 +268,7 @@ def test_reading_continues_at_the_new_location_of_a_moved_upstream(tmp_path: Pat
     bronze.commit()
     silver.run("a", drain=True)
     old, new = bronze.log(), bronze.log(open_memory_store(f"moved-{tmp_path.name}"))
-    new.store._objects.clear()
+    new.store.objects.clear()
     move_log(old, new)
     with pytest.raises(LogMovedError, match="moved-"):
         silver.run("b")
@@ -283,7 +283,7 @@ def test_fork_of_the_upstream_is_another_upstream(tmp_path: Path) -> None:
     bronze.commit()
     silver.run("a", drain=True)
     forked = bronze.pipeline(log=f"memory://fork-{tmp_path.name}", sinks={"out": FilesSink(path=str(tmp_path / "fork"), format="json")})  # fmt: skip
-    open_memory_store(f"fork-{tmp_path.name}")._objects.clear()
+    open_memory_store(f"fork-{tmp_path.name}").objects.clear()
     fork(forked, bronze.store.url, version=0)
     bronze.arrive(1)
     bronze.store = open_memory_store(f"fork-{tmp_path.name}")
@@ -297,7 +297,7 @@ def test_forked_downstream_continues_with_the_next_version(tmp_path: Path) -> No
     bronze.commit(2)
     silver.run("a", drain=True)
     forked = silver.pipeline(log=f"memory://fork-{tmp_path.name}", sinks={"out": FilesSink(path=str(tmp_path / "fork"), format="json")})  # fmt: skip
-    open_memory_store(f"fork-{tmp_path.name}")._objects.clear()
+    open_memory_store(f"fork-{tmp_path.name}").objects.clear()
     fork(forked, silver.log(), version=0)
     silver.store = open_memory_store(f"fork-{tmp_path.name}")
     silver.run("fork", pipeline=forked, drain=True)
