@@ -29,16 +29,20 @@ class StreamsemError(Exception):
 
     :param summary: what happened, and whether anything was written or is visible
     :param fields: facts such as paths and versions, shown as ``key=value`` in the message and stored in :attr:`fields`
+    :cvar effect: what is true after each error of the class. It is appended to a summary that does not say "nothing …" itself
     :cvar retryable: whether a retry without any change may succeed. If not, the Airflow operators fail the task without a retry
     :cvar do: the recommended action. It is the end of the message, after ``Do:``
     """
 
     retryable: ClassVar[bool]
+    effect: ClassVar[str] = ""
     do: str
 
     def __init__(self, summary: str, **fields: object) -> None:
         if type(self) is StreamsemError:
             raise TypeError("StreamsemError is an abstract base class. Do: raise one of its subclasses.")
+        if self.effect and "othing" not in summary:  # the summary does not say itself that nothing changed
+            summary = f"{summary}; {self.effect}"
         super().__init__(summary)
         self.summary = summary
         self.fields = fields
@@ -148,6 +152,7 @@ class SourceChangedError(StreamsemError):
     before it plans such an item.
     """
 
+    effect = "nothing became visible"
     retryable = False
     do = "restore the named item and run again."
 
@@ -182,6 +187,7 @@ class LookupChangedError(SourceChangedError):
 class DataError(StreamsemError):
     """The data cannot be processed as the pipeline specifies. The attempt was discarded. Nothing became visible, and the offsets did not move."""
 
+    effect = "nothing became visible"
     retryable = False
     do = "fix the data or the pipeline and run again: the same range is read again."
 
@@ -218,6 +224,7 @@ class OpenVersionError(StreamsemError):
 class StageError(StreamsemError):
     """The engine failed while staging. The attempt was discarded. Nothing became visible, and the offsets did not move."""
 
+    effect = "nothing became visible"
     retryable = True
     do = "run again: the same range is read and staged again. If it fails again, correct the cause that this message or the exception before it names."
 

@@ -71,7 +71,7 @@ def with_digests(store: Store, state: Json) -> Json:
     digests = [[tuple(next(found) for _ in ids) for ids in operator.ids] for operator in parsed.operators]
     if not all(digest for operator in digests for partition in operator for digest in partition):
         raise StageError(
-            "the executors' state files are not in the log, as if the executors had another disk or S3 endpoint; nothing became visible",
+            "the executors' state files are not in the log, as if the executors had another disk or S3 endpoint",
             directory=f"{store.url}/{LOCATION}/{parsed.root}",
         ).advising("use a log on S3 or on a disk that driver and executors share, and run again.")
     pairs = zip(parsed.operators, digests, strict=True)

@@ -79,7 +79,7 @@ class LayerFiles:
             names.append(f"ids-{len(names):05d}.parquet")
             data = _parquet(part)
             if not _are_equal(_parsed(data), part):
-                summary = "a file of the deduplication state differs from what was written; nothing became visible"
+                summary = "a file of the deduplication state differs from what was written"
                 raise StageError(summary, version=version, file=names[-1])
             self._store.create(keys.data_prefix(version, attempt_id) + names[-1], data)
         written = self._dataset.collect(version, attempt_id, frozenset(names))
@@ -93,7 +93,7 @@ class LayerFiles:
             return mapped
         data = self._store.read(file.key)
         if data is None:
-            raise StageError("a file of the deduplication state is missing; nothing became visible", file=file.key)
+            raise StageError("a file of the deduplication state is missing", file=file.key)
         try:
             ids = _parsed(data)
         except (OSError, ValueError) as error:  # pyarrow's exceptions

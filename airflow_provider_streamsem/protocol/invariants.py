@@ -272,7 +272,7 @@ def check_i14_staged(
         # A missing count is valid only for 0 rows: Spark may drop the counter of a query plan without rows.
         if (passed_to_writer.get(name) or 0) != committable.rows:
             raise StageError(
-                "the rows passed to a writer do not equal the rows in its files; nothing became visible",
+                "the rows passed to a writer do not equal the rows in its files",
                 invariant="I14",
                 sink=name,
                 passed_to_writer=passed_to_writer.get(name),
@@ -280,7 +280,7 @@ def check_i14_staged(
             )
         if rows == "filter" and counts["parsed"] != counts["filtered"] + counts.get("duplicates", 0) + committable.rows:
             raise DataError(
-                'the pipeline declares rows="filter", but the rows parsed are not the rows filtered + duplicates + rows written; nothing became visible',
+                'the pipeline declares rows="filter", but the rows parsed are not the rows filtered + duplicates + rows written',
                 invariant="I14",
                 sink=name,
                 parsed=counts["parsed"],

@@ -129,7 +129,7 @@ class ConnectPlans:
         missing = set(_referenced(after)) & ids[0] - ids[1]
         if missing:
             raise DataError(
-                "the transform refers to a column by a DataFrame that Spark Connect evaluates once for several sinks; nothing became visible"
+                "the transform refers to a column by a DataFrame that Spark Connect evaluates once for several sinks"
             ).advising('refer to columns by name, as in `F.col("id")`, instead of by a DataFrame, as in `frame.id`.')
         return self._frame(after, frame)
 

@@ -70,13 +70,11 @@ class Deduplication:
         types = {f.name: f.dataType for f in records.schema.fields}
         missing = [name for name in self.batch.dedup.keys if name not in types]
         if missing:
-            raise DataError(
-                "the records lack key columns of dedup; nothing became visible", missing=missing, columns=list(types)
-            )
+            raise DataError("the records lack key columns of dedup", missing=missing, columns=list(types))
         unsupported = [name for name in self.batch.dedup.keys if not isinstance(types[name], _KEY_TYPES)]
         if unsupported:
             raise DataError(
-                "dedup does not accept key columns of these types, because equal values may have different text forms; nothing became visible",
+                "dedup does not accept key columns of these types, because equal values may have different text forms",
                 columns=unsupported,
             )
         # Each value is preceded by its length, so that different lists of values have different bytes.

@@ -99,7 +99,7 @@ def _query_error(error: Exception, raised: user_code.Raised | None, job: Job) ->
     if isinstance(error, AnalysisException):
         from airflow_provider_streamsem.spark.staging import named
 
-        summary = "the transform does not fit its input columns; nothing became visible"
+        summary = "the transform does not fit its input columns"
         condition = found[0][0] if found else ""
         return DataError(
             summary, version=job.plan.version, condition=condition, **named(error), **facts, **_files(job)
@@ -116,7 +116,7 @@ def _query_error(error: Exception, raised: user_code.Raised | None, job: Job) ->
     )
     if not condition:
         return None
-    summary = "Spark could not evaluate the transform or the predicate `where` on the data; nothing became visible"
+    summary = "Spark could not evaluate the transform or the predicate `where` on the data"
     return DataError(summary, version=job.plan.version, condition=condition, **facts, **_files(job))
 
 
@@ -127,7 +127,7 @@ def _engine_error(error: Exception, texts: Sequence[str], raised: user_code.Rais
     summary, advice, facts = lost or ("the engine failed while staging", "", {})
     at = user_code.line_of_query(error) or ("" if raised is None else raised.at)
     failed = StageError(
-        f"{summary}; nothing became visible",
+        f"{summary}",
         version=job.plan.version,
         error=type(error).__name__,
         **({"condition": found[0][0]} if found else {}),
@@ -175,19 +175,17 @@ def _database_error(kind: str, problem: str, version: int) -> StreamsemError:
             "install SQLAlchemy, the database's driver and pyarrow in the Python environment of the executors, and run again."
         )
     if kind == "data":
-        summary = "the database table has a value that Spark cannot read; nothing became visible"
+        summary = "the database table has a value that Spark cannot read"
         return DataError(summary, version=version, problem=problem).advising(
             "read the column as text with `as_text` of the source or lookup, and convert it in the transform; or correct the value, or leave the column out "
             "with `columns`. Then run again: the same range is read again."
         )
     if kind == "refused":
-        summary = "the database refuses a query of an executor; nothing became visible"
+        summary = "the database refuses a query of an executor"
         return DataError(summary, version=version, problem=problem).advising(
             "grant SELECT on the table and on all columns that are read, or name other columns with `columns`; then run again: the same range is read."
         )
-    return StageError(
-        "an executor could not read the source's database; nothing became visible", version=version, problem=problem
-    ).advising(
+    return StageError("an executor could not read the source's database", version=version, problem=problem).advising(
         "check that executors reach the host and port of the connection; localhost is another machine there. Then run again: the same range is read."
     )
 
@@ -198,25 +196,25 @@ def _condition_error(
     version = job.plan.version
     path = parameters.get("path", "")
     if condition.startswith("FAILED_READ_FILE") and is_transient:
-        summary = "the store did not respond while Spark read a planned file; nothing became visible"
+        summary = "the store did not respond while Spark read a planned file"
         return StageError(summary, version=version, file=_path_of(path), condition=condition)
     expected = next((_from_bytes(found[1]) for text in texts if (found := _HEADER.search(text))), None)
     if condition.startswith("FAILED_READ_FILE") and expected is not None:
-        summary = "the first line of a planned CSV file is not the expected header; nothing became visible"
+        summary = "the first line of a planned CSV file is not the expected header"
         return DataError(summary, version=version, file=_path_of(path), expected=expected).advising(
             "set the option `sep` to the separator of the files; or name the columns of `schema` as the files do, in their order; or remove the option "
             "`header` if the files have none. Then run again: the version stays open, and the same files are read."
         )
     if condition.startswith("FAILED_READ_FILE"):
         return DataError(
-            "Spark cannot read a planned file with the source's format and schema; nothing became visible",
+            "Spark cannot read a planned file with the source's format and schema",
             version=version,
             file=_path_of(path),
             condition=condition,
         ).advising(UNREADABLE_FILE)
     if condition == "PATH_NOT_FOUND":
         file = _path_of(path)
-        not_found = StageError("Spark cannot find a planned file; nothing became visible", version=version, file=file)
+        not_found = StageError("Spark cannot find a planned file", version=version, file=file)
         if file.isascii():
             return not_found.advising(
                 "run again. If the file exists, Spark reads another store than this process: compare fs.s3a.endpoint with AWS_ENDPOINT_URL; or mount the "
@@ -230,9 +228,7 @@ def _condition_error(
         return DataError(state_files.DAMAGED, version=version, condition=condition).advising(state_files.RESTORE)
     if condition in _CHANGED_STATE:
         stored, given = _CHANGED_STATE[condition]
-        summary = (
-            "the transform keeps values of other types than the state of the previous batches; nothing became visible"
-        )
+        summary = "the transform keeps values of other types than the state of the previous batches"
         return DataError(
             summary, version=version, condition=condition, before=parameters.get(stored), now=parameters.get(given)
         ).advising("use the former types, or fork the pipeline without state: streamsem fork --at -1.")

@@ -64,7 +64,7 @@ def of_driver(error: Exception, raised: Raised | None, job: Job) -> StreamsemErr
 
 def _error(raised: Raised, what: str, job: Job) -> StreamsemError:
     """Return a :class:`DataError` if a retry cannot help, else a :class:`StageError`."""
-    summary = f"{what} raised {raised.kind}; nothing became visible"
+    summary = f"{what} raised {raised.kind}"
     name = {"transform": job.transform_name} if job.transform_name else {}
     fields = {"version": job.plan.version, **raised.fields, **name}
     where = "the line that `at` names" if raised.at else "the transform"

@@ -47,7 +47,7 @@ def folded(sink: str, recorded: str | None, given: str, *, grows: Grows = lambda
     """
     user_defined = [field["name"] for field in json.loads(given)["fields"] if not is_plain(field["type"])]
     if user_defined:
-        summary = "columns have user-defined types, which readers of the log do not load; nothing became visible"
+        summary = "columns have user-defined types, which readers of the log do not load"
         raise DataError(summary, sink=sink, columns=user_defined).advising(
             "convert the columns to plain types in the transform, and run again: the same range is read again."
         )

@@ -109,11 +109,11 @@ class Sequencing:
         types = {column.name: column.dataType for column in frame.schema.fields}
         missing = [column for column in by if column not in types]
         if missing:
-            summary = "the rows lack columns of sequence_by; nothing became visible"
+            summary = "the rows lack columns of sequence_by"
             raise DataError(summary, sink=name, missing=missing, columns=list(types))
         unsorted = [c for c in by if not isinstance(types[c], AtomicType) or isinstance(types[c], VariantType)]
         if unsorted:
-            summary = "columns of sequence_by must be numbers, strings, dates, times, booleans or binary; nothing became visible"
+            summary = "columns of sequence_by must be numbers, strings, dates, times, booleans or binary"
             raise DataError(summary, sink=name, columns=unsorted)
         numbered = frame.withColumn(_AT, F.monotonically_increasing_id())
         return numbered.orderBy(*[F.col(quoted(column)) for column in by], _AT).drop(_AT)

@@ -259,7 +259,7 @@ class Staging:
         make_durable(self.log.store, after)
         if self._late and self._micro_batch.state.late == "fail":
             raise DataError(
-                'Spark dropped rows as late, and state.late is "fail"; nothing became visible',
+                'Spark dropped rows as late, and state.late is "fail"',
                 version=self.job.plan.version,
                 late=self._late,
                 watermark_ms=self._micro_batch.late_watermark_ms,
@@ -332,7 +332,7 @@ class Staging:
             marked.schema  # noqa: B018  with Spark Connect, reading the schema analyzes the plan, which raises AnalysisException
         except AnalysisException as error:
             raise DataError(
-                "Spark cannot resolve the predicate `where` with the columns of the source; nothing became visible",
+                "Spark cannot resolve the predicate `where` with the columns of the source",
                 where=self.job.where,
                 condition=error.getCondition(),
                 **named(error),
@@ -363,7 +363,7 @@ class Staging:
         if self._micro_batch is not None:
             result = self._transformed(self._micro_batch.streaming(good))
             if not isinstance(result, DataFrame):
-                summary = "the transform of a pipeline with state must return one DataFrame; nothing became visible"
+                summary = "the transform of a pipeline with state must return one DataFrame"
                 raise DataError(summary, transform=self.job.transform_name, returned=type(result).__name__)
             rows = self._micro_batch.result(result)
             return dict.fromkeys(names, self._plans.stored(rows) if len(names) > 1 else rows)
@@ -372,13 +372,13 @@ class Staging:
             result = dict.fromkeys(names, result)
         if not isinstance(result, Mapping) or not all(isinstance(frame, DataFrame) for frame in result.values()):
             raise DataError(
-                "the transform returned neither a DataFrame nor a mapping of sink names to DataFrames; nothing became visible",
+                "the transform returned neither a DataFrame nor a mapping of sink names to DataFrames",
                 transform=self.job.transform_name,
                 returned=type(result).__name__,
             ).advising("return a DataFrame, or a dict of sink names and DataFrames, and run again.")
         if set(result) != set(names):
             raise DataError(
-                "the transform must return one DataFrame for each sink of the pipeline; nothing became visible",
+                "the transform must return one DataFrame for each sink of the pipeline",
                 returned=sorted(result),
                 sinks=sorted(names),
             )
@@ -437,7 +437,7 @@ class Staging:
             first = next(item for item in inputs if bad[item.name])
             location = next(first.loaded.bad_records()).location
             raise DataError(
-                "the number of records that cannot be parsed exceeds limits.max_quarantined; nothing became visible",
+                "the number of records that cannot be parsed exceeds limits.max_quarantined",
                 version=self.job.plan.version,
                 found=sum(bad.values()),
                 allowed=limit,
@@ -448,7 +448,7 @@ class Staging:
             )
         if sum(bad.values()) + len(self._late_rows) > limit:
             raise DataError(
-                "the number of late rows exceeds limits.max_quarantined; nothing became visible",
+                "the number of late rows exceeds limits.max_quarantined",
                 version=self.job.plan.version,
                 late=self._late,
                 allowed=limit,
@@ -476,7 +476,7 @@ class Staging:
             stored.append(self._store_part(len(stored), part))
         if rows != bad:
             raise DataError(
-                "two passes over the same records found different numbers of records that cannot be parsed; nothing became visible",
+                "two passes over the same records found different numbers of records that cannot be parsed",
                 version=self.job.plan.version,
                 first=bad,
                 second=rows,

@@ -56,9 +56,7 @@ class StateMetadata:
         """
         found = {number: self._read(number, self._batch) for number in names}
         if missing := [names[number] for number, text in found.items() if text is None]:
-            raise StageError(
-                "another attempt has planned this batch at the same time; nothing became visible", operators=missing
-            )
+            raise StageError("another attempt has planned this batch at the same time", operators=missing)
         return {number: with_schema_files_in(text or "", "") for number, text in found.items()}
 
     def _read(self, number: int, batch: int) -> str | None:

@@ -147,7 +147,7 @@ class MicroBatch:
             execution = self._execution(logical)
             execution.executedPlan()
         except AnalysisException as error:
-            summary = "Structured Streaming does not support this transform in this output mode; nothing became visible"
+            summary = "Structured Streaming does not support this transform in this output mode"
             raise DataError(summary, output_mode=self.state.output_mode, reason=_first_line(str(error))) from None
         except SparkRuntimeException as error:
             if error.getCondition() != "STREAMING_STATEFUL_OPERATOR_NOT_MATCH_IN_STATE_METADATA":
@@ -237,7 +237,7 @@ class MicroBatch:
         # Spark counts groups instead of rows if an operator combines rows before the check.
         if len(rows) < min(late, most) or (len(rows) > late and not combines_rows(self._logical)):
             raise DataError(
-                "the late rows of this transform were not found, so they cannot be quarantined; nothing became visible",
+                "the late rows of this transform were not found, so they cannot be quarantined",
                 dropped=late,
                 found=len(rows),
                 watermark_ms=watermark_ms,
@@ -371,7 +371,7 @@ class MicroBatch:
         builds_on_base = all(_texts(info.baseStateStoreCkptId()) == base[info.partitionId()] for info in infos if base)
         if not (is_complete and is_next and builds_on_base):
             raise StageError(
-                "the tasks of a stateful operator did not report exactly one state for each partition; nothing became visible",
+                "the tasks of a stateful operator did not report exactly one state for each partition",
                 operator=node.shortName(),
                 partitions=partitions,
                 reported=len(infos),

@@ -71,7 +71,7 @@ class RowsEngine:
                 sinks[name] = sink.collect(job.plan.version, job.attempt_id)
         if len(bad) > job.max_quarantined:
             raise DataError(
-                "the number of records that cannot be parsed exceeds limits.max_quarantined; nothing became visible",
+                "the number of records that cannot be parsed exceeds limits.max_quarantined",
                 found=len(bad),
                 allowed=job.max_quarantined,
             )
@@ -120,7 +120,7 @@ class RowsEngine:
         for store, path in files:
             data = store.read(path)
             if data is None:
-                raise StageError("a planned file was deleted before it was read; nothing became visible", file=path)
+                raise StageError("a planned file was deleted before it was read", file=path)
             lines = data.decode().splitlines()
             for line in map(body_of, lines) if isinstance(job.source, QueueSource) else lines:
                 try:
@@ -143,7 +143,7 @@ class RowsEngine:
         names = job.dedup.keys
         missing = sorted({key for row in rows for key in names if key not in row})
         if missing:
-            raise DataError("the records lack key columns of dedup; nothing became visible", missing=missing)
+            raise DataError("the records lack key columns of dedup", missing=missing)
         with_id = [row for row in rows if all(row[key] is not None for key in names)]
         without_id = [row for row in rows if any(row[key] is None for key in names)]
         batch = DedupBatch(job.dedup, LayerFiles(log.store.url), job.batch_time_ms, job.base_state, job.chain)
@@ -189,7 +189,7 @@ def _id(row: Mapping[str, Any], names: Sequence[str]) -> bytes:
     unsupported = [name for name in names if isinstance(row[name], (float, list, dict))]
     if unsupported:
         raise DataError(
-            "dedup does not accept key columns of these types, because equal values may have different text forms; nothing became visible",
+            "dedup does not accept key columns of these types, because equal values may have different text forms",
             columns=unsupported,
         )
     return hashlib.sha256(canonical([row[name] for name in names])).digest()[:16]

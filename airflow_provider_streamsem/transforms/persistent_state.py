@@ -117,9 +117,7 @@ class StatePerKey:
         columns = {field.name: _pandas_type(field.dataType.typeName()) for field in records.schema}
         dotted = sorted(name for name in columns if "." in name)
         if dotted:
-            summary = (
-                "Spark does not pass columns with a dot in their name to a state in Python; nothing became visible"
-            )
+            summary = "Spark does not pass columns with a dot in their name to a state in Python"
             raise DataError(summary, columns=dotted).advising("rename the columns in the schema of the source.")
         key_fields = records.select(*map(quoted, self.by)).schema.fields
         keys = [field.name for field in key_fields]

@@ -112,8 +112,9 @@ def test_every_error_states_its_effect_and_what_to_do(cls: type[errors.Streamsem
     assert re.search(r"othing|written|visible|stays|unknown", cls.__doc__ or ""), (
         "the docstring must state what was written"
     )
-    text = str(cls("something failed", key="k"))
-    assert text == f"something failed key='k'. Do: {cls.do}"
+    effect = f"; {cls.effect}" if cls.effect else ""
+    assert str(cls("something failed", key="k")) == f"something failed{effect} key='k'. Do: {cls.do}"
+    assert str(cls("it failed; nothing was written")) == f"it failed; nothing was written. Do: {cls.do}"
     assert cls.do.endswith(".")
     assert not cls.do[0].isupper()
 

@@ -63,9 +63,7 @@ def widened(
         return {**recorded, "keyType": key, "valueType": value, "valueContainsNull": may_be_null}
     wider = recorded if _holds(recorded, new) else _grown(recorded, new)
     if wider is None or (wider != recorded and not grows(column, recorded, wider)):
-        raise DataError(
-            "a column changed its type; nothing became visible", column=column, recorded=recorded, found=new
-        )
+        raise DataError("a column changed its type", column=column, recorded=recorded, found=new)
     return wider
 
 
@@ -75,7 +73,7 @@ def _struct(recorded: Any, new: Any, column: str, options: Mapping[str, Any]) ->
     inside = f"{column}." if column else ""
     missing = [f"{inside}{name}" for name in old_fields if name not in new_fields]
     if missing and not options["lacks"]:
-        raise DataError("columns of earlier batches are missing; nothing became visible", columns=missing)
+        raise DataError("columns of earlier batches are missing", columns=missing)
     fields = []
     for name, field in old_fields.items():
         new_field = new_fields.get(name, {**field, "nullable": True})
@@ -84,7 +82,7 @@ def _struct(recorded: Any, new: Any, column: str, options: Mapping[str, Any]) ->
     fields += [{**field, "nullable": True} for name, field in new_fields.items() if name not in old_fields]
     duplicates = more_than_once(field["name"] for field in fields) if column else []
     if duplicates:
-        summary = "fields of a struct differ only in upper and lower case; nothing became visible"
+        summary = "fields of a struct differ only in upper and lower case"
         raise DataError(summary, column=column, fields=duplicates)
     return {**recorded, "fields": fields}
 
@@ -150,7 +148,7 @@ def _typed(kind: Any, column: str, left_out: list[str]) -> Any:
     if kind["type"] != "struct":
         parts = {name: kind[name] for name in ("elementType", "keyType", "valueType") if name in kind}
         if VOID in parts.values():
-            summary = "the elements of an array or map have no type (void); nothing became visible"
+            summary = "the elements of an array or map have no type (void)"
             raise DataError(summary, column=column).advising("cast the column in the transform, and run again.")
         return {**kind, **{name: _typed(part, f"{column}.{_PART[name]}", left_out) for name, part in parts.items()}}
     inside = f"{column}." if column else ""
@@ -161,7 +159,7 @@ def _typed(kind: Any, column: str, left_out: list[str]) -> Any:
     ]
     left_out += [f"{inside}{field['name']}" for field in kind["fields"] if field["type"] == VOID]
     if kind["fields"] and not fields:
-        summary = "every column of the row, or every field of a struct, has no type (void); nothing became visible"
+        summary = "every column of the row, or every field of a struct, has no type (void)"
         raise DataError(summary, columns=left_out).advising("cast one of the columns in the transform, and run again.")
     return {**kind, "fields": fields}
 

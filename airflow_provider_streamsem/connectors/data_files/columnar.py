@@ -77,7 +77,7 @@ def check_columns(
         absent = set(absent_by_columns[key]) if absent is None else absent & absent_by_columns[key]
     if absent and missing == "refuse":
         raise DataError(
-            "the schema names columns that no file of the batch has, so that they would be null; nothing became visible",
+            "the schema names columns that no file of the batch has, so that they would be null",
             columns=sorted(absent),
             file=next(iter(file_footers)),
             files=len(file_footers),
@@ -94,7 +94,7 @@ def check_types(file_footers: Mapping[str, Footer]) -> None:
         for column in footer.columns:
             kind = _without_spark_type(column.type)
             if kind is not None:
-                summary = "a file has a column of a type that Spark can only read with a schema; nothing became visible"
+                summary = "a file has a column of a type that Spark can only read with a schema"
                 raise DataError(summary, file=path, column=column.name, found=str(column.type)).advising(
                     _typed_by_schema(kind)
                 )
@@ -138,7 +138,7 @@ def check_names(file_footers: Mapping[str, Footer], expected: Mapping[str, Struc
         if key not in checked:
             checked[key] = _repeated(footer.columns, read, "")
         if checked[key]:
-            summary = "a file has columns with the same name, or with names that differ only in upper and lower case; nothing became visible"
+            summary = "a file has columns with the same name, or with names that differ only in upper and lower case"
             raise DataError(summary, file=path, columns=checked[key]).advising(
                 "put a copy with other column names into the source under another name, delete this file, and run again with "
                 'on_data_loss="record_gap": the file becomes a gap, and the copy is read. Or set a `schema` without these columns.'
@@ -203,7 +203,7 @@ def _refuse_mixed_units(file_footers: Mapping[str, Footer], expected: Mapping[st
                 continue
             first_unit, first_path = first_seen.setdefault(column.name.lower(), (unit, path))
             if first_unit != unit:
-                summary = "the schema reads a time column as long, but the files store it in different units; nothing became visible"
+                summary = "the schema reads a time column as long, but the files store it in different units"
                 raise DataError(
                     summary, file=path, column=column.name, unit=unit, other_file=first_path, other_unit=first_unit
                 )
@@ -233,10 +233,10 @@ def _footer(dataset: Dataset, stat: ObjectStat, format: str) -> Footer:
         with dataset.open(stat) as file:
             footer, group_rows = _parquet(file) if format == "parquet" else _orc(file)
     except (OSError, ValueError, NotImplementedError, StoreRefusedError) as error:  # pyarrow raises all except the last
-        summary = "a planned file cannot be read as its format; nothing became visible"
+        summary = "a planned file cannot be read as its format"
         raise DataError(summary, file=stat.key, format=format).advising(UNREADABLE_FILE) from error
     if footer.rows != group_rows:
-        summary = "a file's footer contradicts itself about the number of rows; nothing became visible"
+        summary = "a file's footer contradicts itself about the number of rows"
         raise DataError(summary, file=stat.key, footer=footer.rows, row_groups=group_rows).advising(UNREADABLE_FILE)
     return footer
 
@@ -294,7 +294,7 @@ def _absent(columns: Any, expected: StructType, path: str, format: str) -> set[s
             absent.add(field.name)
         elif not _fits(kind, field.dataType, field.name, absent, format):
             error = DataError(
-                "a file has a column of a type that the schema's type cannot hold, so that values would be changed or lost; nothing became visible",
+                "a file has a column of a type that the schema's type cannot hold, so that values would be changed or lost",
                 file=path,
                 column=field.name,
                 found=str(kind),

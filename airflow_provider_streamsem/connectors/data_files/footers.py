@@ -172,9 +172,7 @@ def _timestamp(name: str, column: str) -> str:
     try:
         midnight = datetime.combine(date.fromisoformat(day), datetime.min.time())
     except ValueError as error:
-        raise DataError(
-            "a partition value is outside the years 1 to 9999; nothing became visible", column=column
-        ) from error
+        raise DataError("a partition value is outside the years 1 to 9999", column=column) from error
     seconds = Decimal(time[4:-1])
     micros = timedelta(hours=int(time[:2]), minutes=int(time[2:4]), microseconds=int(seconds * 1_000_000))
     return f"{(midnight + micros).isoformat(timespec='microseconds')}Z"

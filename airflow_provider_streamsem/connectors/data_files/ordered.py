@@ -63,7 +63,7 @@ def with_offered(frame: DataFrame, ordinals: Mapping[str, int]) -> DataFrame:
     :raises DataError: the ordinal of a file is unknown. Nothing became visible
     """
     if min(ordinals.values()) < 0:
-        summary = "the plan has no ordinals of files, because the source had no positions when it was planned; nothing became visible"
+        summary = "the plan has no ordinals of files, because the source had no positions when it was planned"
         raise DataError(summary).advising(
             "run `streamsem abort PIPELINE.toml N --reason TEXT`: the files are planned again, with their ordinals."
         )

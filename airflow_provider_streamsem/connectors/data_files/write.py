@@ -136,20 +136,20 @@ def _check_partition_columns(sink: _Sink, by_name: Mapping[str, DataType], copie
     missing = [name for name in sink.partition_by if name not in by_name]
     if missing:
         raise DataError(
-            "the transform's result lacks partition columns; nothing became visible",
+            "the transform's result lacks partition columns",
             location=sink.path,
             missing=missing,
             columns=list(by_name),
         )
     reserved = sorted(name for name in by_name if name.lower() in {copy.lower() for copy in copies})
     if reserved:
-        summary = "columns have names that are reserved for partition directories; nothing became visible"
+        summary = "columns have names that are reserved for partition directories"
         raise DataError(summary, location=sink.path, columns=reserved, partition_by=list(sink.partition_by)).advising(
             "rename the columns in the transform, and run again."
         )
     unsupported = [name for name in sink.partition_by if isinstance(by_name[name], _NO_PARTITION)]
     if unsupported:
-        summary = "columns of this type cannot partition a dataset; nothing became visible"
+        summary = "columns of this type cannot partition a dataset"
         raise DataError(summary, location=sink.path, columns=unsupported)
 
 
@@ -240,9 +240,7 @@ def _refuse_names_differing_in_case(frame: DataFrame, sink: _Sink) -> None:
     """Spark's readers treat names that differ only in case as one column, unless the session sets ``spark.sql.caseSensitive``."""
     duplicates = more_than_once(frame.columns)
     if duplicates:
-        summary = (
-            "columns have the same name, or names that differ only in upper and lower case; nothing became visible"
-        )
+        summary = "columns have the same name, or names that differ only in upper and lower case"
         raise DataError(summary, location=sink.path, columns=duplicates)
 
 

@@ -100,7 +100,7 @@ class DeltaTable:
                 return
             version = snapshot.table.start
             if files.digest_of_deleted(open_at_version(self.path, version), self.path) != snapshot.deleted:
-                summary = "the deletion vectors of a version of the Delta table were changed after it was planned; nothing became visible"
+                summary = "the deletion vectors of a version of the Delta table were changed after it was planned"
                 raise SourceChangedError(summary, table=self.path, version=version)
 
     def load(self, spark: SparkSession, pin: Json) -> DataFrame:

@@ -27,7 +27,7 @@ def check_columns(fields: Sequence[Any], partition_by: Sequence[str]) -> None:
     """
     unsupported = [f["name"] for f in fields if f["name"] in partition_by and f["type"] not in PARTITION_TYPES]
     if unsupported:
-        summary = "columns of this type cannot partition a Delta table that is merged by key; nothing became visible"
+        summary = "columns of this type cannot partition a Delta table that is merged by key"
         raise DataError(summary, columns=unsupported, accepted=list(PARTITION_TYPES)).advising(
             "partition by columns of an accepted type: cast them in the transform, and write to a new table."
         )

@@ -188,7 +188,7 @@ class DeltaRecords:
                 raise
             summary = (
                 "the planned versions of the Delta table change rows by deletion vectors. Reading them needs Spark's Delta package, "
-                "which Spark does not have or which is not enabled; nothing became visible"
+                "which Spark does not have or which is not enabled"
             )
             versions = (self._table.start, self._table.end)
             raise DataError(summary, table=self._location, versions=versions).advising(

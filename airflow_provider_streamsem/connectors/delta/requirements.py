@@ -158,7 +158,7 @@ class Requirements:
         """
         missing = sorted({path[0] for path in self.never_null if len(path) == 1} - {*names}) if names else []
         if missing:
-            summary = "the rows lack columns that are NOT NULL in the Delta table; nothing became visible"
+            summary = "the rows lack columns that are NOT NULL in the Delta table"
             raise DataError(summary, columns=missing)
 
     def check_values(self, location: str, staged: Committable) -> None:
@@ -176,10 +176,10 @@ class Requirements:
             with_nulls |= {".".join(path) for path in _with_nulls(dataset, file.key, self.never_null)}
             misfits |= _with_other_length(dataset, file.key, self.lengths)
         if with_nulls:
-            summary = "rows have nulls in columns that are NOT NULL in the Delta table; nothing became visible"
+            summary = "rows have nulls in columns that are NOT NULL in the Delta table"
             raise DataError(summary, table=location, columns=sorted(with_nulls))
         if misfits:
-            summary = "text is longer than VARCHAR(n), or not exactly as long as CHAR(n), in the Delta table; nothing became visible"
+            summary = "text is longer than VARCHAR(n), or not exactly as long as CHAR(n), in the Delta table"
             accepted = {name: f"{kind}({length})" for name, kind, length in self.lengths if name in misfits}
             raise DataError(summary, table=location, columns=accepted)
 
@@ -254,5 +254,5 @@ def _with_other_length(dataset: Dataset, key: str, lengths: Sequence[tuple[str, 
 def _existing(dataset: Dataset, key: str) -> Any:
     stat = dataset.stat(key)
     if stat is None:
-        raise DataError("a staged file was deleted before it was published; nothing became visible", file=key)
+        raise DataError("a staged file was deleted before it was published", file=key)
     return stat

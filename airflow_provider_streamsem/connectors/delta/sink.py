@@ -123,13 +123,13 @@ class DeltaSink(TableSink[_Handle]):
         fields = _fields(schema)
         lacking = sorted(set(self.partition_by) - {field["name"] for field in fields})
         if fields and lacking:
-            raise DataError("the rows lack partition columns; nothing became visible", missing=lacking)
+            raise DataError("the rows lack partition columns", missing=lacking)
         cached = open_newest(self.path, refusal=DataError)
         if cached is not None:
             table = cached.table
             self._check_partitions(table)
             if problems := self._problems(table):
-                summary = "the Delta table has requirements for writers that this sink does not satisfy; nothing became visible"
+                summary = "the Delta table has requirements for writers that this sink does not satisfy"
                 raise DataError(summary, table=self.path, requires=problems)
             Requirements.of(table).check_columns([field["name"] for field in fields])
             fields = self._with_table_types(table, fields)
@@ -172,7 +172,7 @@ class DeltaSink(TableSink[_Handle]):
         empty = sorted({name for file in staged.files for name, value in file.partition.items() if value == ""})
         if empty:
             raise DataError(
-                "an empty string cannot be a partition value of a Delta table, because some readers return it as null; nothing became visible",
+                "an empty string cannot be a partition value of a Delta table, because some readers return it as null",
                 table=self.path,
                 columns=empty,
             )
@@ -368,7 +368,7 @@ class DeltaSink(TableSink[_Handle]):
         for field in fields:
             known = existing.get(field["name"].lower())
             if known is not None and known["name"] != field["name"]:
-                summary = "a column's name is spelled differently in the Delta table; nothing became visible"
+                summary = "a column's name is spelled differently in the Delta table"
                 raise DataError(summary, table=self.path, column=field["name"], found=known["name"])
             kind = field["type"] if known is None else self._type_in_table(known, field["type"])
             fitted.append({**field, "type": kind})
@@ -379,7 +379,7 @@ class DeltaSink(TableSink[_Handle]):
             return widened(_nullable(known["type"]), given, known["name"], grows=_never, lacks=not self.merges)
         except DataError as error:
             raise DataError(
-                "a column has another type in the Delta table; nothing became visible",
+                "a column has another type in the Delta table",
                 table=self.path,
                 column=error.fields.get("column", known["name"]),
                 given=error.fields.get("found", given),
@@ -420,7 +420,7 @@ def _check_decimals(parquet: Any, partition_by: Sequence[str]) -> None:
             if least < 0 and least % 1:
                 refused.add(chunk.path_in_schema)
     if refused:
-        summary = "a negative decimal with a fraction cannot partition a Delta table, because delta-rs then fails to read the table; nothing became visible"
+        summary = "a negative decimal with a fraction cannot partition a Delta table, because delta-rs then fails to read the table"
         raise DataError(summary, columns=sorted(refused)).advising(
             "partition by another column, or cast the column to a string in the transform and write to a new table."
         )
@@ -456,10 +456,10 @@ def _fields(schema: str) -> list[dict[str, Any]]:
     fields: list[dict[str, Any]] = [_nullable(field) for field in json.loads(schema)["fields"]] if schema else []
     unsupported = [field["name"] for field in fields if not _is_known(field["type"])]
     if unsupported:
-        raise DataError("columns have types that Delta does not have; nothing became visible", columns=unsupported)
+        raise DataError("columns have types that Delta does not have", columns=unsupported)
     duplicates = more_than_once(field["name"] for field in fields)
     if duplicates:
-        raise DataError("columns differ only in upper and lower case; nothing became visible", columns=duplicates)
+        raise DataError("columns differ only in upper and lower case", columns=duplicates)
     return fields
 
 

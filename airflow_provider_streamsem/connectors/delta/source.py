@@ -197,16 +197,14 @@ class DeltaSource(SourceDefaults):
         cached = open_existing(self.path)
         table_id, newest = cached.table.metadata().id, cached.table.version()
         if table_id != table.table_id or newest < table.end - 1:
-            summary = "the Delta table was recreated, or restored from an older copy, after its versions were planned; nothing became visible"
+            summary = "the Delta table was recreated, or restored from an older copy, after its versions were planned"
             facts = {"planned_id": table.table_id, "found_id": table_id, "planned_versions": (table.start, table.end)}
             raise SourceChangedError(summary, table=self.path, **facts, newest=newest)
         cached.keep()
         if was_read:
             return
         if missing_files := missing(self.path, planned):
-            summary = (
-                "a planned file of the Delta table is missing, for example because of VACUUM; nothing became visible"
-            )
+            summary = "a planned file of the Delta table is missing, for example because of VACUUM"
             raise RecordsMissingError(
                 summary,
                 table=self.path,
@@ -242,9 +240,7 @@ class DeltaSource(SourceDefaults):
             deleted = files.deleted_rows(open_at_version(self.path, planned[0].version), self.path)
             for pin in planned:
                 if len(deleted.get(pin.key, ())) != pin.deleted:
-                    summary = (
-                        "a deletion vector of the Delta table was changed after it was planned; nothing became visible"
-                    )
+                    summary = "a deletion vector of the Delta table was changed after it was planned"
                     raise DataError(summary, table=self.path, version=pin.version, file=pin.key)
         return DeltaRecords(
             spark, self.path, table, planned, reads_changes=reads_changes, deleted=deleted, in_order=in_order

@@ -63,7 +63,7 @@ def layout(path: str) -> Layout:
         name, _, value = directory.partition("=")
         if not name or not value:
             raise DataError(
-                "a directory has '=' in its name but is not of the form column=value; nothing became visible",
+                "a directory has '=' in its name but is not of the form column=value",
                 file=path,
                 directory=directory,
             ).advising("rename the directory, or set hive_partitions=False; then run again.")
@@ -71,7 +71,7 @@ def layout(path: str) -> Layout:
     names = [name.lower() for name, _ in values]
     if len(set(names)) < len(names) or any(name.startswith("__streamsem") for name in names):
         raise DataError(
-            "the directories of a file name one partition column twice, or a reserved column; nothing became visible",
+            "the directories of a file name one partition column twice, or a reserved column",
             file=path,
             columns=names,
         ).advising("rename the directories, or set hive_partitions=False; then run again.")

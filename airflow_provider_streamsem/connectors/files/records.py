@@ -169,9 +169,7 @@ class FileRecords:
         for frame in frames if len(frames) > 1 else ():
             for field in frame.schema.fields:
                 if types.setdefault(field.name.lower(), field.dataType) != field.dataType:
-                    summary = (
-                        "a column has one type in some planned files and another in others; nothing became visible"
-                    )
+                    summary = "a column has one type in some planned files and another in others"
                     raise DataError(summary, column=field.name, **self._contradiction())
 
     def check_read(self, read: int) -> None:
@@ -192,7 +190,7 @@ class FileRecords:
         differing = [path for path, footer in self._footers.items() if rows_read.get(path, 0) != footer.rows]
         path = differing[0] if differing else None
         raise DataError(
-            "the number of rows that Spark read differs from the footers of the planned files; nothing became visible",
+            "the number of rows that Spark read differs from the footers of the planned files",
             file=path or next(iter(self._footers)),
             files=len(differing) or len(self._footers),
             footer=self._footers[path].rows if path else sum(footer.rows for footer in self._footers.values()),
@@ -211,9 +209,7 @@ class FileRecords:
             return
         summary = "columns of the schema are null in every record of the batch"
         if self._source.missing_columns == "refuse":
-            raise DataError(
-                f"{summary}; nothing became visible", columns=[*columns], records=records, first_file=self._first
-            ).advising(
+            raise DataError(f"{summary}", columns=[*columns], records=records, first_file=self._first).advising(
                 'correct the names in `schema`, or set missing_columns="null" if the records may lack the columns; then run again.'
             )
         if self._source.missing_columns is None:
@@ -237,13 +233,13 @@ class FileRecords:
                 field = ordered.setdefault(name.lower(), fields[name.lower()])
                 if self._source.format == "text" and field.name.lower() == "value":
                     raise DataError(
-                        "a partition column and the column of text lines are both named value; nothing became visible",
+                        "a partition column and the column of text lines are both named value",
                         file=path,
                         column=name,
                     ).advising("rename the directories, or set hive_partitions=False; then run again.")
                 if not partitions.fits(value, field.dataType.simpleString()):
                     raise DataError(
-                        "the value of a partition column does not fit the column's type; nothing became visible",
+                        "the value of a partition column does not fit the column's type",
                         file=path,
                         column=field.name,
                         type=field.dataType.simpleString(),
@@ -274,7 +270,7 @@ class FileRecords:
         (zone,) = self._spark.sql("SELECT java_method('java.time.ZoneId', 'systemDefault')").first() or ("",)
         if zone not in _UTC:
             raise DataError(
-                "an ORC file contains timestamps without a time zone, which Spark reads in the time zone of the Java process; nothing became visible",
+                "an ORC file contains timestamps without a time zone, which Spark reads in the time zone of the Java process",
                 file=path,
                 columns=columns,
                 java_zone=zone,
@@ -349,7 +345,7 @@ class FileRecords:
                 raise
             columnar.check_names(self._footers, None)
             columnar.check_types(self._footers)
-            summary = "the columns of a planned file cannot be read, or contradict those of the other files; nothing became visible"
+            summary = "the columns of a planned file cannot be read, or contradict those of the other files"
             raise DataError(summary, condition=condition, **self._find_unreadable_file(reader)) from error
 
     def _find_unreadable_file(self, reader: DataFrameReader) -> dict[str, str]:
@@ -505,9 +501,7 @@ def _columns_without_records(spark: SparkSession, source: _Source) -> ParsedReco
     if source.format == "text":
         return ParsedRecords(spark.createDataFrame([], "value string"))
     if source.schema is None:
-        summary = (
-            "a batch has no files of this source, and its columns are unknown without a file; nothing became visible"
-        )
+        summary = "a batch has no files of this source, and its columns are unknown without a file"
         raise DataError(summary, path=source.path).advising("give the source a schema, and run again.")
     columns = parsing.struct(source.schema, "source files")
     return ParsedRecords(spark.createDataFrame([], parsing.nullable(columns)))

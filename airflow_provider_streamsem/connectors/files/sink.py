@@ -180,24 +180,26 @@ class FilesSink:
         binary = [field["name"] for field in fields if field["type"] == "binary"]
         keyed = [field["name"] for field in fields if self.format == "json" and _has_other_keys(field["type"])]
         if keyed:
-            summary = "JSON files cannot hold maps whose keys are not strings; nothing became visible"
+            summary = "JSON files cannot hold maps whose keys are not strings"
             raise DataError(summary, location=self.path, columns=keyed).advising(
                 "cast the keys to string in the transform, and run again."
             )
         zoned = [field["name"] for field in fields if self.format == "orc" and _contains(field["type"], "timestamp")]
         if zoned:
-            summary = "Spark returns ORC timestamps with a time zone in the time zone of the Java process that reads them; nothing became visible"
+            summary = (
+                "Spark returns ORC timestamps with a time zone in the time zone of the Java process that reads them"
+            )
             raise DataError(summary, location=self.path, columns=zoned).advising(
                 "cast the columns to timestamp_ntz in the transform, and run again."
             )
         unreadable = sorted(name for name in _names(fields) if self.format == "orc" and ("`" in name or not name))
         if unreadable:
-            summary = "Spark cannot read ORC columns with these names; nothing became visible"
+            summary = "Spark cannot read ORC columns with these names"
             raise DataError(summary, location=self.path, columns=unreadable).advising(
                 "rename the columns in the transform, and run again."
             )
         if self.format == "csv" and binary:
-            summary = "CSV files cannot hold binary columns; nothing became visible"
+            summary = "CSV files cannot hold binary columns"
             raise DataError(summary, location=self.path, columns=binary).advising(
                 "convert the columns to text in the transform, for example with base64(column), and run again."
             )
@@ -241,7 +243,7 @@ class FilesSink:
         existing = {stat.key[len(prefix) :]: stat for stat in dataset.list(prefix) if _is_data(stat.key[len(prefix) :])}
         missing = (accepted or frozenset()) - existing.keys()
         if missing:
-            summary = "files that Spark wrote are missing from the attempt's location; nothing became visible"
+            summary = "files that Spark wrote are missing from the attempt's location"
             raise StageError(summary, location=self.path, version=version, missing=sorted(missing)[:3])
         staged = [stat for name, stat in existing.items() if accepted is None or name in accepted]
         dataset.make_durable([stat.key for stat in staged], prefix)

@@ -399,13 +399,13 @@ class FilesSource(SourceDefaults):
             where = {"location": self.path, "file": pin.path}
             if stat is None:
                 self.refuse_empty_location()
-                raise RecordsMissingError("a planned file is missing; nothing became visible", **where)
+                raise RecordsMissingError("a planned file is missing", **where)
             if (stat.bytes, _identity(stat)) != (pin.bytes, pin.identity):
-                summary = "a planned file was changed after it was planned; nothing became visible"
+                summary = "a planned file was changed after it was planned"
                 raise RecordsMissingError(summary, **where)
             flaw = truncation.flaw(self.format, pin.path, pin.bytes)
             if flaw:
-                raise DataError(f"{flaw}; nothing became visible", **where, format=self.format).advising(truncation.DO)
+                raise DataError(f"{flaw}", **where, format=self.format).advising(truncation.DO)
 
     def _stats(self, paths: Sequence[str]) -> Iterable[ObjectStat | None]:
         """Return :meth:`stat` of each file, in order. Sends the requests for many files concurrently, because each takes some milliseconds."""

@@ -220,7 +220,7 @@ class HttpSink(StagedSink):
         names = check_types(schema)
         missing = sorted({*self.record_id} - {*names}) if names else []
         if missing:
-            raise DataError("columns of record_id are missing; nothing became visible", missing=missing, found=names)
+            raise DataError("columns of record_id are missing", missing=missing, found=names)
         for warning in self.warnings():
             logger.warning("%s", warning)
         return schema

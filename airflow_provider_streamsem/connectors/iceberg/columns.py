@@ -60,21 +60,19 @@ def iceberg_schema(schema: str, partition_by: Sequence[str]) -> Schema:
     fields = _fields(columns, ids)
     duplicates = more_than_once(field.name for field in fields)
     if duplicates:
-        raise DataError("columns differ only in upper and lower case; nothing became visible", columns=duplicates)
+        raise DataError("columns differ only in upper and lower case", columns=duplicates)
     types = {field.name: field.field_type for field in fields}
     missing = [name for name in partition_by if fields and name not in types]
     if missing:
-        summary = "the transform's result lacks partition columns; nothing became visible"
+        summary = "the transform's result lacks partition columns"
         raise DataError(summary, missing=missing, columns=list(types))
     unsupported = [name for name in partition_by if name in types and not _partitions(types[name])]
     if unsupported:
-        raise DataError(
-            "columns of this type cannot partition an Iceberg table; nothing became visible", columns=unsupported
-        )
+        raise DataError("columns of this type cannot partition an Iceberg table", columns=unsupported)
     try:
         return Schema(*fields)
     except ValueError as error:
-        summary = "an Iceberg table cannot hold these columns together, because two of them have one path; nothing became visible"
+        summary = "an Iceberg table cannot hold these columns together, because two of them have one path"
         raise DataError(summary, columns=sorted(field.name for field in fields), problem=str(error)).advising(
             "rename one of the columns in the transform, then run again."
         ) from None
@@ -111,9 +109,7 @@ def _type(spark: Any, column: str, ids: Any) -> IcebergType:
         return IcebergType.model_validate(_PRIMITIVES[kind])
     decimal = _DECIMAL.fullmatch(kind) if isinstance(kind, str) else None
     if decimal is None:
-        raise DataError(
-            "a column has a type that Iceberg does not have; nothing became visible", column=column, given=kind
-        )
+        raise DataError("a column has a type that Iceberg does not have", column=column, given=kind)
     return DecimalType(int(decimal[1]), int(decimal[2]))
 
 
@@ -162,13 +158,13 @@ def fitted(table: TableMetadata, schema: str, partition_by: Sequence[str], *, la
     for field in original["fields"]:
         name, known = field["name"], existing.get(field["name"].lower())
         if known is None and name in mapped:
-            raise DataError("a column was renamed or dropped in the Iceberg table; nothing became visible", column=name)
+            raise DataError("a column was renamed or dropped in the Iceberg table", column=name)
         if known is None:
             types.append(field["type"])
             continue
         if mapping is not None and mapped.get(known.name) != known.field_id:
             raise DataError(
-                "the Iceberg table's name mapping does not map a column's name to its field id; nothing became visible",
+                "the Iceberg table's name mapping does not map a column's name to its field id",
                 column=name,
             )
         kind = spark_type(known.field_type)
@@ -177,7 +173,7 @@ def fitted(table: TableMetadata, schema: str, partition_by: Sequence[str], *, la
             types.append(widened(kind, field["type"], name, grows=grows, lacks=lacks))
         except DataError as error:
             raise DataError(
-                "a column has another type or spelling in the Iceberg table; nothing became visible",
+                "a column has another type or spelling in the Iceberg table",
                 column=error.fields.get("column", name),
                 given=error.fields.get("found", field["type"]),
                 found=error.fields.get("recorded", f"{known.name}: {known.field_type}"),
@@ -266,7 +262,7 @@ def _check_dropped(mapping: NameMapping, current: Schema, kind: Any, column: str
     dropped = set(_mapped(mapping)) - {*current.column_names}
     used = sorted(dropped.intersection(_paths(kind, column)))
     if used:
-        summary = "a column was renamed or dropped in the Iceberg table; nothing became visible"
+        summary = "a column was renamed or dropped in the Iceberg table"
         raise DataError(summary, column=used[0])
 
 

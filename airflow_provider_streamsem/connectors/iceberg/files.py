@@ -46,9 +46,7 @@ def metrics(parquet: Any, *, partition_by: Sequence[str]) -> str:
             lower, upper = _bounds([chunk.statistics for chunk in chunks])
         except (OverflowError, ValueError) as error:  # a year that Python cannot represent
             if path in partition_by:
-                raise DataError(
-                    "a partition value is outside the years 1 to 9999; nothing became visible", column=path
-                ) from error
+                raise DataError("a partition value is outside the years 1 to 9999", column=path) from error
             lower = upper = None
         columns[path] = [
             sum(chunk.total_compressed_size for chunk in chunks),
@@ -100,7 +98,7 @@ def check_writable(table: Table) -> None:
     except Exception as error:
         problem = error
     if format != "parquet" or problem is not None:
-        summary = "the Iceberg table requires files that pyiceberg cannot write; nothing became visible"
+        summary = "the Iceberg table requires files that pyiceberg cannot write"
         raise DataError(summary, table=".".join(table.name()), format=format, problem=str(problem or "")) from problem
 
 

@@ -56,7 +56,9 @@ class IcebergRecords:
         for file in files:
             footer = footers[file.key]
             if footer.rows != file.rows:
-                summary = "the footer of a planned file has another number of rows than the metadata of the Iceberg table; nothing became visible"
+                summary = (
+                    "the footer of a planned file has another number of rows than the metadata of the Iceberg table"
+                )
                 raise DataError(summary, file=file.key, footer=footer.rows, metadata=file.rows)
             key = footer.columns.serialize().to_pybytes()
             groups.setdefault(key, (footer.columns, []))[1].append(file)
@@ -81,7 +83,9 @@ class IcebergRecords:
         """All files have the columns ``file_columns``, a ``pyarrow.Schema``."""
         mapping = None if any(_has_id(column) for column in file_columns) else self._mapping
         if mapping is None and not any(_has_id(column) for column in file_columns):
-            summary = "a planned file has no field ids, and the Iceberg table has no name mapping, so its columns are unknown; nothing became visible"
+            summary = (
+                "a planned file has no field ids, and the Iceberg table has no name mapping, so its columns are unknown"
+            )
             raise DataError(summary, file=files[0].key).advising(
                 "set the table property schema.name-mapping.default, then run again."
             )
@@ -108,7 +112,7 @@ class IcebergRecords:
         for file in files:
             missing = [self._schema.find_column_name(id) for id in file.identity if id in absent]
             if missing:
-                summary = "a planned file lacks columns by which it is partitioned, as files imported from Hive do; nothing became visible"
+                summary = "a planned file lacks columns by which it is partitioned, as files imported from Hive do"
                 raise DataError(summary, file=file.key, columns=missing).advising(
                     "rewrite the file with Spark's procedure rewrite_data_files, and start a new pipeline."
                 )
@@ -140,7 +144,7 @@ def _find(field: NestedField, columns: Iterable[Any], mapping: Sequence[MappedFi
     names = {name for mapped in mapping if mapped.field_id == field.field_id for name in mapped.names}
     matches = [column for column in columns if column.name in names]
     if len(matches) > 1:
-        summary = "several columns of a planned file have names of one column in the Iceberg table's name mapping; nothing became visible"
+        summary = "several columns of a planned file have names of one column in the Iceberg table's name mapping"
         raise DataError(summary, column=field.name, found=[column.name for column in matches])
     return matches[0] if matches else None
 

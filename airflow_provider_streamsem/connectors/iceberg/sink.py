@@ -414,9 +414,7 @@ class IcebergSink(TableSink[_Handle]):
         self._check_partitions(table)
         unwritable = iceberg_columns.unwritable(table.metadata, expires=self.expire_after_s is not None)
         if unwritable:
-            summary = (
-                "the Iceberg table has requirements for writers that this sink does not satisfy; nothing became visible"
-            )
+            summary = "the Iceberg table has requirements for writers that this sink does not satisfy"
             raise DataError(summary, table=self.table, requires=unwritable)
         if not self.merges:
             iceberg_columns.check_names(table.metadata)
@@ -440,16 +438,16 @@ class IcebergSink(TableSink[_Handle]):
         if self.merges:
             iceberg_files.check_writable(table)
             if iceberg_files.has_equality_deletes(table):
-                summary = f"{_EQUALITY_DELETES}, so rows cannot be merged; nothing became visible"
+                summary = f"{_EQUALITY_DELETES}, so rows cannot be merged"
                 raise DataError(summary, table=self.table).advising(_DO_COMPACT)
             if formats := iceberg_files.other_formats(table):
-                summary = "the Iceberg table has data files that are not Parquet, so rows cannot be merged; nothing became visible"
+                summary = "the Iceberg table has data files that are not Parquet, so rows cannot be merged"
                 raise DataError(summary, table=self.table, formats=formats).advising(_DO_REWRITE)
         names = {field.name for field in columns.fields}
         missing = [field.name for field in table.schema().fields if field.name not in names]
         if self.merges and names and missing:
             raise DataError(
-                "the rows lack columns of the Iceberg table, whose values a merge would lose; nothing became visible",
+                "the rows lack columns of the Iceberg table, whose values a merge would lose",
                 table=self.table,
                 missing=missing,
             )

@@ -241,10 +241,10 @@ class IcebergSource(SourceDefaults):
         with self.opened() as table:
             uuid = str(table.metadata.table_uuid)
         if uuid != planned.uuid:
-            summary = "the Iceberg table was recreated after its snapshots were planned; nothing became visible"
+            summary = "the Iceberg table was recreated after its snapshots were planned"
             raise SourceChangedError(summary, table=self.table, planned_uuid=planned.uuid, found_uuid=uuid)
         if not was_read and (missing_files := missing(self.path, files)):
-            summary = "a planned file of the Iceberg table is missing, for example because its snapshot was expired; nothing became visible"
+            summary = "a planned file of the Iceberg table is missing, for example because its snapshot was expired"
             facts = {"sequence": missing_files[0].sequence, "file": missing_files[0].key, "files": len(missing_files)}
             raise RecordsMissingError(summary, table=self.table, **facts)
 

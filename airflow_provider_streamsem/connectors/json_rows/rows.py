@@ -26,7 +26,7 @@ def check_types(schema: str) -> list[str]:
     for field in fields:
         if not _is_known(field["type"]):
             raise DataError(
-                "a column has a type that JSON cannot represent; nothing became visible",
+                "a column has a type that JSON cannot represent",
                 column=field["name"],
                 given=field["type"],
             )

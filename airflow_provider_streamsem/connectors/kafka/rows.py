@@ -31,13 +31,9 @@ def check_columns(schema: str, topic: str | None) -> None:
         return
     unknown = sorted({*types} - {*COLUMNS})
     if unknown or "value" not in types:
-        raise DataError(
-            "the columns are not those of a Kafka record; nothing became visible", given=sorted(types), accepted=COLUMNS
-        )
+        raise DataError("the columns are not those of a Kafka record", given=sorted(types), accepted=COLUMNS)
     if "topic" not in types and topic is None:
-        raise DataError(
-            "the rows have no column `topic`, and the sink sets no topic; nothing became visible", given=sorted(types)
-        )
+        raise DataError("the rows have no column `topic`, and the sink sets no topic", given=sorted(types))
     accepted: dict[str, tuple[Any, ...]] = {
         "key": _TEXT, "value": _TEXT, "topic": ("string",), "partition": ("integer", "long", "short", "byte"),
     }  # fmt: skip
@@ -45,7 +41,7 @@ def check_columns(schema: str, topic: str | None) -> None:
         fits = _is_headers(kind) if name == "headers" else kind in accepted[name]
         if not fits:
             raise DataError(
-                "a column has a type that a Kafka record does not accept; nothing became visible",
+                "a column has a type that a Kafka record does not accept",
                 column=name,
                 given=kind,
                 accepted=["array<struct<key string, value binary>>"] if name == "headers" else accepted[name],
@@ -97,7 +93,7 @@ class Measured:
                 lengths = compute.binary_length(batch.column(name)).cast(pyarrow.int64())
                 sizes = compute.add(sizes, lengths.fill_null(0))
         if "topic" in names and compute.any(compute.equal(batch.column("topic"), "")).as_py():
-            raise DataError("the topic of a row is an empty string; nothing became visible", column="topic")
+            raise DataError("the topic of a row is an empty string", column="topic")
         if "headers" in names:
             header_sizes = [
                 sum(len(k.encode()) + len(v or b"") for k, v in _checked(row))
@@ -137,6 +133,6 @@ def _headers(row: list[dict[str, Any]] | None) -> list[tuple[str, bytes | None]]
 def _checked(row: list[dict[str, Any]] | None) -> list[tuple[str, bytes | None]]:
     """Refuse headers that the client would drop or truncate."""
     if any(header is None or header["key"] is None or "\0" in header["key"] for header in row or ()):
-        summary = "a header is null, or its name is null or contains the character NUL; nothing became visible"
+        summary = "a header is null, or its name is null or contains the character NUL"
         raise DataError(summary, column="headers")
     return _headers(row)

@@ -161,7 +161,7 @@ class KafkaSink(TransactionalSink[_Handle]):
         check_columns(schema, self.topic)
         control = self._control()
         if control.is_missing():
-            summary = "the control topic was deleted; nothing became visible"
+            summary = "the control topic was deleted"
             raise DataError(summary, control_topic=self.control_topic).advising(
                 "recreate the control topic (one partition, cleanup.policy=compact), and run again. If the sink has published before, that run fails before "
                 "it sends a record, and its error names the marker to write into the topic."
@@ -197,7 +197,7 @@ class KafkaSink(TransactionalSink[_Handle]):
         needs_s = measured.bytes / self.bytes_per_s
         if needs_s > self.transaction_timeout_s:
             raise DataError(
-                "the batch is too large for one Kafka transaction: bytes / bytes_per_s > transaction_timeout_s; nothing became visible",
+                "the batch is too large for one Kafka transaction: bytes / bytes_per_s > transaction_timeout_s",
                 rows=measured.rows,
                 bytes=measured.bytes,
                 bytes_per_s=self.bytes_per_s,
@@ -210,15 +210,13 @@ class KafkaSink(TransactionalSink[_Handle]):
         control = self._control()
         topic_partitions = {(topic or self.topic, partition) for topic, partition in measured.topic_partitions}
         if any(topic is None or topic == self.control_topic for topic, _ in topic_partitions):
-            raise DataError(
-                "a row has no topic, or its topic is the control topic; nothing became visible", columns=COLUMNS
-            )
+            raise DataError("a row has no topic, or its topic is the control topic", columns=COLUMNS)
         topics = {str(topic) for topic, _ in topic_partitions}
         counts = control.partitions(topics)
         for topic, partition in sorted(topic_partitions, key=str):
             if topic not in counts or (partition is not None and not 0 <= partition < counts[topic]):
                 raise DataError(
-                    "a row names a topic or partition that does not exist; nothing became visible",
+                    "a row names a topic or partition that does not exist",
                     topic=topic,
                     partition=partition,
                     partitions=counts.get(str(topic)),
@@ -226,12 +224,12 @@ class KafkaSink(TransactionalSink[_Handle]):
         compacted = {topic for topic, policy in control.config(topics, "cleanup.policy").items() if "compact" in policy}
         keyless = sorted(compacted & {topic or self.topic for topic in measured.keyless})
         if keyless:
-            raise DataError("a row for a compacted topic has no key; nothing became visible", topics=keyless)
+            raise DataError("a row for a compacted topic has no key", topics=keyless)
         limits = [int(limit) for limit in control.config(topics, "max.message.bytes").values()]
         accepted = min(self._most_bytes(), *limits) - OVERHEAD_BYTES
         if measured.largest > accepted:
             raise DataError(
-                "a record is larger than the topic or the producer accepts; nothing became visible",
+                "a record is larger than the topic or the producer accepts",
                 bytes=measured.largest,
                 accepted=accepted,
                 settings=[

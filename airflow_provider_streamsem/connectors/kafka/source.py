@@ -264,10 +264,10 @@ class KafkaSource(SourceDefaults):
                 ).advising(_DO_TRUNCATED)
         for p, pin in sorted(pinned.items()):
             if p not in existing:
-                summary = "a planned topic was deleted, or deleted and recreated; nothing became visible"
+                summary = "a planned topic was deleted, or deleted and recreated"
                 raise RecordsMissingError(summary, partition=p.name)
             if (low := lows.get(p, 0)) > pin.start:
-                summary = "Kafka no longer has the planned offsets; nothing became visible"
+                summary = "Kafka no longer has the planned offsets"
                 raise RecordsMissingError(summary, partition=p.name, range=(pin.start, pin.end), first=low)
 
     def load(self, spark: SparkSession, pins: Sequence[RangePin]) -> KafkaRecords:

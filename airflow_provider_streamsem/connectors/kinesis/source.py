@@ -218,7 +218,7 @@ class KinesisSource:
         listing = stream.listing()
         for pin in pins:
             if pin.created_s != listing.created_s:
-                summary = "the planned stream was deleted and recreated; nothing became visible"
+                summary = "the planned stream was deleted and recreated"
                 raise RecordsMissingError(summary, partition=pin.partition.name, created_s=listing.created_s)
         checked = [pin for pin in pins if not was_read or listing.retention_h < pin.retention_h]
         present = {shard.partition for shard in listing.shards}
@@ -228,7 +228,7 @@ class KinesisSource:
         for pin in checked:
             record = oldest.get(pin)
             if record is None or record.number > pin.first:
-                summary = "Kinesis no longer has the first records of a planned range; nothing became visible"
+                summary = "Kinesis no longer has the first records of a planned range"
                 raise RecordsMissingError(
                     summary,
                     partition=pin.partition.name,

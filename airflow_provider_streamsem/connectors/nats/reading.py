@@ -107,7 +107,7 @@ def _split(pin: SequencePin, tasks: int) -> list[SequencePin]:
 def _planned_stream(client: NatsClient, part: SequencePin) -> StreamState:
     state = state_of(client, part.stream)
     if state is None or state.created != part.created:
-        summary = "the planned stream was deleted, or deleted and recreated; nothing became visible"
+        summary = "the planned stream was deleted, or deleted and recreated"
         raise RecordsMissingError(summary, partition=part.partition)
     if state.end < part.end:
         summary = "the stream ends below the planned range: it lost messages. Nothing became visible"
@@ -116,7 +116,7 @@ def _planned_stream(client: NatsClient, part: SequencePin) -> StreamState:
 
 
 def _missing(part: SequencePin, state: StreamState) -> RecordsMissingError:
-    summary = "the stream deleted planned sequences before they were read; nothing became visible"
+    summary = "the stream deleted planned sequences before they were read"
     return RecordsMissingError(summary, partition=part.partition, range=(part.start, part.end), first=state.first)
 
 

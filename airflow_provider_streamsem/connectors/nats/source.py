@@ -229,11 +229,11 @@ class NatsSource:
             state = state_of(client, self.stream)
             for pin in pins:
                 if state is None or state.created != pin.created:
-                    summary = "the planned stream was deleted, or deleted and recreated; nothing became visible"
+                    summary = "the planned stream was deleted, or deleted and recreated"
                     raise RecordsMissingError(summary, partition=pin.partition)
                 _check_history(client, state, pin.end - 1, pin.last_time)
                 if not was_read and state.first > pin.start:
-                    summary = "the stream no longer has the planned sequences; nothing became visible"
+                    summary = "the stream no longer has the planned sequences"
                     raise RecordsMissingError(
                         summary, partition=pin.partition, range=(pin.start, pin.end), first=state.first
                     )

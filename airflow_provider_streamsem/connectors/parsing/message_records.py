@@ -88,6 +88,6 @@ def refuse_reserved(fields: Iterable[str], reserved: Iterable[str]) -> None:
     found = sorted({field for field in fields if field.lower() in names})
     if found:
         raise DataError(
-            "fields of the records have the names of columns that the source adds; nothing became visible",
+            "fields of the records have the names of columns that the source adds",
             fields=found,
         )

@@ -111,9 +111,7 @@ def versions_of(registry: Registry, subjects: list[str]) -> list[SchemaVersion]:
             if response and response.get("schemaType", "AVRO") == "AVRO":
                 versions.append(_version(f"{location}/{number}", subject, number, response))
     if not versions:
-        raise DataError(
-            "the schema registry has no Avro schema for these subjects; nothing became visible", subjects=subjects
-        )
+        raise DataError("the schema registry has no Avro schema for these subjects", subjects=subjects)
     return versions
 
 

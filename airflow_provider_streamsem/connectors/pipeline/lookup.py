@@ -98,7 +98,7 @@ class PipelineTable:
             for is_changed, file in zip(opened.have_changed([entry.file for entry in files]), files, strict=True):
                 if is_changed:
                     opened.check_owner()  # if the location is not mounted, the ownership marker is missing too
-                    summary = "a visible file of the upstream is missing or was changed; nothing became visible"
+                    summary = "a visible file of the upstream is missing or was changed"
                     raise SourceChangedError(summary, version=file.version, as_of=pinned.version, file=file.file.key)
 
     def load(self, spark: SparkSession, pin: Json) -> DataFrame:
@@ -125,7 +125,9 @@ class PipelineTable:
             newest = opened.log.find_head().outcome
             oldest = 0 if newest is None else newest.oldest_readable
             if pin.version < oldest:
-                summary = "the version of the upstream that the lookup read has expired, so vacuum may have deleted its files; nothing became visible"
+                summary = (
+                    "the version of the upstream that the lookup read has expired, so vacuum may have deleted its files"
+                )
                 raise LookupChangedError(summary, version=pin.version, oldest_readable=oldest).advising(
                     "reprocess the version with the current rows: `streamsem reprocess PIPELINE.toml N --current-lookups`."
                 )

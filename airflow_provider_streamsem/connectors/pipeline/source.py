@@ -202,7 +202,7 @@ class PipelineSource:
                 ):
                     if is_changed:
                         opened.check_owner()
-                        summary = "a planned file of the upstream is missing or was changed; nothing became visible"
+                        summary = "a planned file of the upstream is missing or was changed"
                         raise RecordsMissingError(
                             summary, version=version.version, commit=version.commit, file=file.key
                         ).advising(
@@ -234,7 +234,7 @@ class PipelineSource:
                 raise opened.rewritten_error(pins[0].as_of)
             schema = None if closed is None else closed[0].schemas.get(opened.sink)
             if schema is None:
-                summary = "the upstream has committed no rows yet, so its columns are unknown; nothing became visible"
+                summary = "the upstream has committed no rows yet, so its columns are unknown"
                 raise DataError(summary, sink=opened.sink).advising("run the upstream, then run again.")
             files = pins[0].files if pins else []
             metadata = groups.block() if in_order and files else []
@@ -329,7 +329,7 @@ class UpstreamRecords(ParsedRecords):
         :raises DataError: the numbers differ. Nothing became visible
         """
         if read != self.rows:
-            summary = "the engine read another number of rows than the upstream's log records; nothing became visible"
+            summary = "the engine read another number of rows than the upstream's log records"
             raise DataError(summary, upstream=self.log, read=read, recorded=self.rows).advising(
                 "run `streamsem verify` on the upstream, restore the files that it names, then run again."
             )

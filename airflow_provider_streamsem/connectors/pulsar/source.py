@@ -170,7 +170,7 @@ class PulsarSource(SourceDefaults):
             for pin in (pin for pin in pins if pin.topic == topic):
                 found = entries.get(pin.ledger)
                 if found is None and not was_read:
-                    summary = "Pulsar no longer has a planned ledger; nothing became visible"
+                    summary = "Pulsar no longer has a planned ledger"
                     raise RecordsMissingError(summary, partition=topic, ledger=pin.ledger, entries=(pin.start, pin.end))
                 if found is not None and found < pin.end:
                     summary = "a ledger has fewer entries than planned: Pulsar lost messages. Nothing became visible"
@@ -183,7 +183,7 @@ class PulsarSource(SourceDefaults):
         found = next(filter(None, (_WITHOUT_MESSAGE.search(message) for message in messages)), None)
         if found is None:
             return None
-        summary = "a planned entry has no message; nothing became visible"
+        summary = "a planned entry has no message"
         return DataError(summary, partition=found[1], entry=found[2]).advising(DO_WITHOUT_MESSAGE)
 
     def load(self, spark: SparkSession, pins: Sequence[LedgerPin]) -> MessageRecords:

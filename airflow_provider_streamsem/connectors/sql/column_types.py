@@ -48,15 +48,15 @@ def read_columns(target: Target, names: Sequence[str], as_text: Sequence[str] = 
     missing = sorted({*names, *as_text} - {*target.columns})
     if missing:
         raise DataError(
-            "the table lacks columns (names are case-sensitive); nothing became visible", table=target.name, columns=missing
+            "the table lacks columns (names are case-sensitive)", table=target.name, columns=missing
         ).advising("correct `columns`, or add them to the table; then run again.")  # fmt: skip
     selected = [name for name in target.columns if name in names or not names]
     if len({name.lower() for name in selected}) < len(selected):
-        summary = "the table has columns whose names differ only in case; nothing became visible"
+        summary = "the table has columns whose names differ only in case"
         raise DataError(summary, table=target.name).advising("choose one of them with `columns`, and run again.")
     changed = sorted(name for name in as_text if _is_changed_by_cast(target.columns[name]["type"], target.dialect))
     if changed:
-        summary = "the database would change the values of bytes and `float` columns if it cast them to text; nothing became visible"
+        summary = "the database would change the values of bytes and `float` columns if it cast them to text"
         raise DataError(summary, table=target.name, columns=changed).advising(
             "remove them from `as_text`, and run again."
         )
@@ -71,7 +71,7 @@ def read_columns(target: Target, names: Sequence[str], as_text: Sequence[str] = 
     }
     if unknown:
         raise DataError(
-            "columns have types that the source does not read; nothing became visible", table=target.name, columns=unknown
+            "columns have types that the source does not read", table=target.name, columns=unknown
         ).advising("read them as text with `as_text`, or leave them out with `columns`; then run again.")  # fmt: skip
     return [column for column in columns_by_name.values() if column is not None]
 

@@ -227,7 +227,7 @@ def check(target: Target, schema: str, *, keys: Collection[str], version_column:
                 key, "is a key, but may be null in the table; a row with a null key would never be replaced"
             )
     if wrong:
-        raise DataError("columns do not fit the table; nothing became visible", table=target.name, columns=wrong)
+        raise DataError("columns do not fit the table", table=target.name, columns=wrong)
     _check_keys(target, keys)
 
 
@@ -236,7 +236,7 @@ def _check_keys(target: Target, keys: Collection[str]) -> None:
         return
     if frozenset(keys) not in target.uniques:
         raise DataError(
-            "no primary key, unique constraint or unique index of the table covers exactly the keys over their whole values; nothing became visible",
+            "no primary key, unique constraint or unique index of the table covers exactly the keys over their whole values",
             table=target.name,
             keys=sorted(keys),
             found=sorted(sorted(unique) for unique in target.uniques),
@@ -246,7 +246,7 @@ def _check_keys(target: Target, keys: Collection[str]) -> None:
         )
     if target.dialect in _MYSQL and len(target.uniques) + len(target.prefix_indexes) > 1:
         raise DataError(
-            "MySQL would replace rows that are equal in any unique index, not only in the keys; nothing became visible",
+            "MySQL would replace rows that are equal in any unique index, not only in the keys",
             table=target.name,
             found=sorted(sorted(unique) for unique in (*target.uniques, *target.prefix_indexes)),
         ).advising("drop the other unique indexes, or write to another table; then run again.")
@@ -266,9 +266,9 @@ def check_engine(connection: sa.Connection, *tables: str) -> None:
             options = sa.inspect(connection).get_table_options(name, schema or connection.dialect.default_schema_name)
         engine = next((value for option, value in options.items() if option.endswith("_engine")), "")
         if str(engine).lower() != "innodb":
-            raise DataError(
-                "a table is not transactional; nothing became visible", table=table, engine=engine, accepted="InnoDB"
-            ).advising("convert it with ALTER TABLE ... ENGINE=InnoDB; then run again.")
+            raise DataError("a table is not transactional", table=table, engine=engine, accepted="InnoDB").advising(
+                "convert it with ALTER TABLE ... ENGINE=InnoDB; then run again."
+            )
 
 
 def columns_with_nulls(parquet: Any) -> str:
@@ -303,7 +303,7 @@ def refuse_nulls(target: Target, names: Collection[str]) -> None:
     wrong = sorted(name for name in names if name in target.columns and target.never_null(name))
     if wrong:
         raise DataError(
-            "rows have nulls in columns that are NOT NULL in the table; nothing became visible",
+            "rows have nulls in columns that are NOT NULL in the table",
             table=target.name,
             columns=wrong,
         )

@@ -346,7 +346,7 @@ def translated_read(error: Exception, **fields: object) -> StreamsemError:
     if result is error:
         return result
     if isinstance(result, PublishError):
-        return DataError("the database refuses a query; nothing became visible", **result.fields).advising(
+        return DataError("the database refuses a query", **result.fields).advising(
             "grant SELECT on the table, or correct the table or the value that the database names; then run again."
         )
     return UnavailableError(

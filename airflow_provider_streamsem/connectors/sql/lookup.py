@@ -122,14 +122,14 @@ class JdbcTable:
             return
         with checking_pin():
             if not pinned.digest:
-                summary = 'the rows of a lookup are not pinned, because the version was planned with rows="current"; nothing became visible'
+                summary = 'the rows of a lookup are not pinned, because the version was planned with rows="current"'
                 raise SourceChangedError(summary, table=self.table)
             with open_table(self.conn_id, self.table) as (connection, target), snapshot(connection):
                 _check_server(connection, target)
                 self._check_columns(pinned, target)
                 rows, digest = count_and_digest(connection, target.table([]), with_digest=True)
             if (rows, digest) != (pinned.rows, pinned.digest):
-                summary = "rows of the lookup table were inserted, changed or deleted after they were planned; nothing became visible"
+                summary = "rows of the lookup table were inserted, changed or deleted after they were planned"
                 raise SourceChangedError(summary, table=self.table, planned=pinned.rows, found=rows)
 
     def _check_columns(self, pin: RowsPin, target: Target) -> None:
@@ -138,9 +138,7 @@ class JdbcTable:
         current = {column.name: column.type for column in read_columns(target, present, as_text)} if present else {}
         changed = sorted(name for name, kind in pin.columns.items() if current.get(name) != kind)
         if changed:
-            summary = (
-                "columns of the lookup table were changed or dropped after they were planned; nothing became visible"
-            )
+            summary = "columns of the lookup table were changed or dropped after they were planned"
             raise SourceChangedError(summary, table=self.table, columns=changed)
 
     def load(self, spark: SparkSession, pin: Json) -> DataFrame:

@@ -59,7 +59,7 @@ def check(connection: sa.Connection, schema: str | None, name: str) -> None:
     for relname, kind, persistence, has_rule in tables or [(name, "", "", False)]:
         if kind not in ("r", "p") or persistence != "p":
             raise DataError(
-                "a table of the sink, or a partition of it, is not an ordinary or partitioned table, or it is unlogged or temporary; nothing became visible",
+                "a table of the sink, or a partition of it, is not an ordinary or partitioned table, or it is unlogged or temporary",
                 table=name,
                 schema=schema,
                 found=relname,
@@ -70,7 +70,7 @@ def check(connection: sa.Connection, schema: str | None, name: str) -> None:
             )
         if has_rule:
             raise DataError(
-                "a table of the sink has a rule for INSERT, which COPY ignores; nothing became visible",
+                "a table of the sink has a rule for INSERT, which COPY ignores",
                 table=name,
                 schema=schema,
                 found=relname,

@@ -165,16 +165,14 @@ class JdbcSink(TransactionalSink[_Handle]):
             with self._connected() as connection:
                 target = self._target(connection)
                 if target is None:
-                    raise DataError("the database has no such table; nothing became visible", table=self.table)
+                    raise DataError("the database has no such table", table=self.table)
                 self._check_markers(connection)
                 self._check_table(connection, target, schema)
                 self._rehearse(connection, target, schema)
         except Exception as error:
             failure = database.translated(error, table=self.table)
         if isinstance(failure, PublishError):
-            raise DataError(
-                "the database refuses a statement that publishing uses; nothing became visible", **failure.fields
-            )
+            raise DataError("the database refuses a statement that publishing uses", **failure.fields)
         if failure is not None:
             raise failure
         return schema
@@ -215,14 +213,14 @@ class JdbcSink(TransactionalSink[_Handle]):
     def _check_markers(self, connection: sa.Connection) -> None:
         markers = sql_columns.describe(connection, self.markers)
         if markers is None:
-            summary = "the marker table was deleted or renamed; nothing became visible"
+            summary = "the marker table was deleted or renamed"
             raise DataError(summary, markers=self.markers, table=self.table).advising(
                 "restore the table, or create it with the statement in docs/connectors/sql-sink.md, and run again. If the sink has published before, "
                 "that run fails before it writes a row, and its error names the marker to write into the table."
             )
         if frozenset(("pipeline_uuid", "sink")) not in markers.uniques:
             raise DataError(
-                "the marker table lacks its primary key (pipeline_uuid, sink), so two publishers could write one version; nothing became visible",
+                "the marker table lacks its primary key (pipeline_uuid, sink), so two publishers could write one version",
                 table=self.markers,
             )
 
@@ -234,7 +232,7 @@ class JdbcSink(TransactionalSink[_Handle]):
     def _check_dialect(self, connection: sa.Connection, target: Target) -> None:
         if self.mode == "upsert" and target.dialect not in sql_rows.UPSERTING:
             raise DataError(
-                "the sink does not support mode upsert for this database; nothing became visible",
+                "the sink does not support mode upsert for this database",
                 dialect=target.dialect,
                 accepted=sql_rows.UPSERTING,
             )
@@ -244,13 +242,13 @@ class JdbcSink(TransactionalSink[_Handle]):
                     postgres_copy.check(connection, schema or connection.dialect.default_schema_name, name)
                 if self.keys and postgres_copy.has_child_tables(connection, target.schema, target.name):
                     raise DataError(
-                        "other tables inherit from the table, and the unique constraint of the keys does not cover their rows; nothing became visible",
+                        "other tables inherit from the table, and the unique constraint of the keys does not cover their rows",
                         table=self.table,
                     ).advising("write to a table without child tables, or use a partitioned table; then run again.")
                 if self.keys and postgres_copy.has_deferrable(connection, target.table([]), self.keys):
-                    raise DataError(
-                        "the unique constraint of the keys is deferrable; nothing became visible", table=self.table
-                    ).advising("create it as NOT DEFERRABLE; then run again.")
+                    raise DataError("the unique constraint of the keys is deferrable", table=self.table).advising(
+                        "create it as NOT DEFERRABLE; then run again."
+                    )
         if target.dialect in ("mysql", "mariadb"):
             sql_columns.check_engine(connection, self.table, self.markers)
 

@@ -271,12 +271,12 @@ class JdbcSource(SourceDefaults):
         fields = {"table": self.table, "range": (pin.start, pin.end), "planned": pin.rows, "found": rows}
         gap_advice = 'Or set on_data_loss="record_gap" and run again: the version is closed as an abort, and its range is planned with its current rows.'
         if rows > pin.rows:
-            summary = "a planned range of the table has more rows than planned: a transaction committed late; nothing became visible"
+            summary = "a planned range of the table has more rows than planned: a transaction committed late"
             advice = f"set a longer lag, and check how the cursor values are generated. {gap_advice}"
         elif self.changes == "follow":
             return
         else:
-            summary = "rows of a planned range were changed or deleted after they were planned; nothing became visible"
+            summary = "rows of a planned range were changed or deleted after they were planned"
             advice = f'if rows of this table may change, set changes="follow" and use a cursor that each update increases. {gap_advice}'
         raise RecordsMissingError(summary, **fields).advising(advice)
 

@@ -49,7 +49,7 @@ def refuse_misfits(location: str, staged: Committable, target: Target) -> None:
                     if has_problem(rows.column(name)):
                         wrong[name] = problem
     if wrong:
-        raise DataError("values do not fit the table; nothing became visible", table=target.name, columns=wrong)
+        raise DataError("values do not fit the table", table=target.name, columns=wrong)
 
 
 def _checks(kind: Any, target: Target, name: str) -> list[Check]:

@@ -52,11 +52,11 @@ def check_keys(fields: Sequence[Any], keys: Sequence[str]) -> None:
     types = {field["name"]: field["type"] for field in fields}
     missing = [name for name in keys if types and name not in types]
     if missing:
-        raise DataError("the rows lack key columns; nothing became visible", missing=missing, columns=list(types))
+        raise DataError("the rows lack key columns", missing=missing, columns=list(types))
     unsupported = [name for name in keys if name in types and not _is_key(types[name])]
     if unsupported:
         raise DataError(
-            "key columns must be strings, integers, decimals, dates, timestamps, booleans or binary; nothing became visible",
+            "key columns must be strings, integers, decimals, dates, timestamps, booleans or binary",
             columns=unsupported,
         )
 
@@ -94,7 +94,7 @@ def check_values(
         return
     with_nulls = [name for name in keys if rows[name].null_count]
     if with_nulls:
-        raise DataError("rows have nulls in key columns; nothing became visible", columns=with_nulls)
+        raise DataError("rows have nulls in key columns", columns=with_nulls)
     values = {name: rows[name].unique().drop_null().to_pylist() for name in partition_by if rows[name].type == "string"}
     too_long = [
         name
@@ -102,11 +102,11 @@ def check_values(
         if any(len(quote(f"{name}={v}", safe="=")) > _LONGEST_NAME for v in texts)
     ]
     if too_long:
-        summary = "a string in a partition column is too long for a directory name; nothing became visible"
+        summary = "a string in a partition column is too long for a directory name"
         raise DataError(summary, columns=too_long, longest=_LONGEST_NAME)
     null_like = {name: sorted(set(null_texts).intersection(texts)) for name, texts in values.items()}
     if any(null_like.values()):
-        summary = "a string in a partition column would become null in the table; nothing became visible"
+        summary = "a string in a partition column would become null in the table"
         raise DataError(summary, columns={name: texts for name, texts in null_like.items() if texts})
 
 
@@ -130,7 +130,7 @@ def refuse_ambiguous(
     if not ambiguous:
         return
     same = "equal keys and equal sequence_by columns" if sequence_by else "equal keys"
-    summary = f"the batch has different rows with {same}, and their order is unknown; nothing became visible"
+    summary = f"the batch has different rows with {same}, and their order is unknown"
     raise DataError(summary, keys=list(keys), sequence_by=list(sequence_by), repeated_keys=ambiguous).advising(
         "set sequence_by of the sink to columns that order the rows with equal keys, such as a time or an offset; then run again. Do not use dropDuplicates "
         "for this, because it keeps any of the rows. "
@@ -173,7 +173,7 @@ def _group_of(key: str, groups: Sequence[int]) -> int:
     partition = _PART.match(key.rpartition("/")[2])
     number = int(partition[1]) if partition else len(groups)
     if number >= len(groups):
-        raise DataError("a staged file is not of a planned Spark partition; nothing became visible", file=key)
+        raise DataError("a staged file is not of a planned Spark partition", file=key)
     return groups[number]
 
 
@@ -216,7 +216,7 @@ def check_times(parquet: Any, columns: Collection[str] | None = None) -> None:
             if not is_in_python(chunk.statistics):
                 out_of_range.add(chunk.path_in_schema)
     if out_of_range:
-        summary = "this sink cannot publish dates or times outside the years 1 to 9999; nothing became visible"
+        summary = "this sink cannot publish dates or times outside the years 1 to 9999"
         raise DataError(summary, columns=sorted(out_of_range))
 
 

@@ -78,9 +78,7 @@ def check_read(location: str, files: Sequence[PlannedFile], read: int, **facts: 
     rows = [footers_by_key[file.key].rows if file.key in footers_by_key else file.rows for file in files]
     stated = sum(rows) - sum(file.deleted for file in files)
     if stated != read and all(number >= 0 for number in rows):
-        summary = (
-            "the number of rows that Spark read differs from that in the metadata of the table; nothing became visible"
-        )
+        summary = "the number of rows that Spark read differs from that in the metadata of the table"
         first = files[0].key if files else None
         raise DataError(summary, **facts, files=len(files), first_file=first, stated=stated, read=read).advising(
             "run again. If it repeats, run `streamsem doctor-spark`."

@@ -443,7 +443,7 @@ class Run:
         reprocess = plan.work if isinstance(plan.work, Reprocess) else None
         if reprocess is not None and not state_files.is_loadable(self.opened.log.store, state):
             raise SourceChangedError(
-                "files of the state before the version are missing or were changed, for example because vacuum deleted them; nothing became visible",
+                "files of the state before the version are missing or were changed, for example because vacuum deleted them",
                 version=reprocess.replaces,
             ).advising("restore the files below `state` in the log, or fork the pipeline before this version.")
         if reprocess is None:
