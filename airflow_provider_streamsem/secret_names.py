@@ -94,7 +94,6 @@ def without_secrets(where: str, value: Any) -> None:
 
     The log stores the spec, the triggerer receives it, and command lines show it. So a spec must not contain secrets.
 
-    :param where: name of the value in the error
     :param value: JSON. A string under a name that means a secret is a secret. So is a URL with a password, or with a secret in its parameters
     :raises InvalidError: ``value`` contains a secret. The error names the paths of the secrets within ``value``, without their values
     """

@@ -229,7 +229,6 @@ def no_data_watermark_ms(settings: State, last: OperatorState, *, closed_ms: int
     """
     Return the watermark of a no-data batch, in milliseconds since the epoch; ``None`` if no such batch is due (W29).
 
-    :param last: the state after the newest version
     :param closed_ms: when the newest version was closed, in milliseconds since the epoch
     :param now_ms: the time of the plan, in milliseconds since the epoch
     """
@@ -300,7 +299,6 @@ def check_spark_version(before: OperatorState | None, running: str) -> None:
     """
     Check that the stored state was not written by a newer minor version of Spark than the one that runs.
 
-    :param running: the version of Spark that runs
     :raises InvalidError: a newer Spark wrote the state
     """
     if before is None or not before.spark_version:

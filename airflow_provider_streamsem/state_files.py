@@ -60,7 +60,6 @@ def with_digests(store: Store, state: Json) -> Json:
     """
     Read the snapshots that an attempt has written, and return its state with their digests. Sends one read for each id.
 
-    :param store: the store of the log
     :param state: the state of the attempt; unchanged if it has digests already
     :raises StageError: a snapshot is not in the log
     """
@@ -85,7 +84,6 @@ def make_durable(store: Store, state: OperatorState) -> None:
 
     S3 confirms a write only when it is durable.
 
-    :param store: the store of the log
     :raises StoreRefusedError: a file could not be made durable
     """
     if split_url(store.url)[0] != "file":
@@ -102,9 +100,6 @@ def check_base(store: Store, state: Json, version: int) -> None:
     """
     Check that the snapshots on which a batch builds exist and have the recorded content. Sends one read for each id.
 
-    :param store: the store of the log
-    :param state: the state before the batch
-    :param version: the version of the batch
     :raises DataError: a snapshot is missing, or has another content; the error names the first one
     """
     if wrong := _wrong_snapshots(store, state):
@@ -116,7 +111,6 @@ def is_complete(store: Store, state: Json) -> bool:
     """
     Return whether the snapshots of the operators' state exist and have the recorded content (W17). Sends one read for each id.
 
-    :param store: the store of the log
     :param state: the field ``state`` of a manifest
     """
     return not _wrong_snapshots(store, state)
@@ -211,8 +205,6 @@ def unneeded(store: Store, oldest: OperatorState) -> Iterator[ObjectStat]:
     Yield the state files of other roots, and those that only states before ``oldest`` use (V7). SST files come before their snapshots.
 
     The function reads the snapshots that it yields, and those of ``oldest``.
-
-    :param oldest: the oldest state that is kept
     """
     root = f"{LOCATION}/{oldest.root}/"
     directories: dict[str, _Directory] = {}

@@ -48,7 +48,6 @@ def pipeline_file(directory: str) -> str:
     Return the path of the pipeline file in a directory. If the file is missing, create it with a rate source whose records
     start one minute ago.
 
-    :param directory: an absolute or relative path
     :raises InvalidError: the file exists, and it belongs to another user or has another source
     :raises StoreRefusedError: the directory cannot be written
     """
@@ -71,11 +70,7 @@ def pipeline_file(directory: str) -> str:
 
 
 def next_commands(path: str) -> list[str]:
-    """
-    Return lines that show commands to inspect the result.
-
-    :param path: path of the pipeline file
-    """
+    """Return lines that show commands to inspect the result."""
     file = os.path.relpath(path)
     quoted = shlex.quote(file)
     commands = {

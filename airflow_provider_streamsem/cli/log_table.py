@@ -16,8 +16,6 @@ def log_table(name: str, rows: list[Json], *, now_ms: int) -> Table:
     """
     Return the versions of a log as a table for the terminal.
 
-    :param name: name of the pipeline
-    :param rows: the versions, as in the JSON document
     :param now_ms: the current time in milliseconds since the epoch, from which ages are computed
     """
     columns: dict[str, Callable[[Json], object]] = {

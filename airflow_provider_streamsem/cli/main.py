@@ -76,7 +76,6 @@ def execute(args: argparse.Namespace, *, shows_progress: bool = False, clears_te
     Run the command that ``args.command`` names, print its result or its error, and return its exit code.
 
     :param shows_progress: whether to show progress if standard error is a terminal
-    :param clears_terminal: whether to clear the terminal before the result is printed
     """
     from airflow_provider_streamsem.cli import output
 

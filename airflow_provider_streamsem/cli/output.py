@@ -133,7 +133,6 @@ def progress(command: str, terminal: Console | None = None) -> Iterator[None]:
     """
     Show the newest log line beside a spinner while a command runs. Shows nothing if standard error is not a terminal.
 
-    :param command: the initial text beside the spinner
     :param terminal: default: standard error
     """
     if terminal is None and not sys.stderr.isatty():
@@ -225,9 +224,5 @@ def _drawn(table: Table) -> RichTable:
 
 
 def utc(at_ms: int | None) -> str:
-    """
-    Return a time as text, in UTC; ``""`` for ``None``.
-
-    :param at_ms: milliseconds since the epoch
-    """
+    """Return a time as text, in UTC; ``""`` for ``None``."""
     return "" if at_ms is None else datetime.fromtimestamp(at_ms // 1000, tz=timezone.utc).strftime("%Y-%m-%d %H:%M:%S")

@@ -135,7 +135,6 @@ def with_class_archive(settings: Sequence[str], file: str) -> list[str]:
     Return settings with which the JVM writes an archive of its classes, under another name, when it ends.
 
     :param settings: Spark settings, each as ``NAME=VALUE``
-    :param file: path of the archive
     """
     given = [text.partition("=")[2] for text in settings if text.startswith(f"{_JAVA_OPTIONS}=")]
     options = [*given, "-Xlog:disable", f'"-XX:ArchiveClassesAtExit={_new(file)}"']

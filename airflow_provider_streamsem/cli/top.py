@@ -47,7 +47,6 @@ def overview(rows: Sequence[dict[str, Any]], *, now_ms: int) -> Table:
     Return the overview as a table.
 
     :param rows: as :func:`pipelines` returns them
-    :param now_ms: the current time in milliseconds since the epoch
     """
     cells = [
         [row["log"], *[""] * 7, row["error"]]

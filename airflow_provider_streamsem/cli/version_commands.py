@@ -211,7 +211,6 @@ def engine_of_arguments(args: argparse.Namespace, spark_packages: str | None) ->
     """
     Return the engine that the arguments of a command describe. Starts no session.
 
-    :param spark_packages: as in :class:`SparkEngine`
     :raises InvalidError: a setting is not valid
     """
     from airflow_provider_streamsem.spark.engine import SparkEngine, engine_of

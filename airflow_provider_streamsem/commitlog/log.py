@@ -255,8 +255,6 @@ class CommitLog:
         Return the log, restricted to the keys of one source's discoveries.
 
         The keys depend on the immutable fields of the source. So a run with a corrected path does not read the discoveries of a run with a wrong path.
-
-        :param immutable_config: the immutable fields of the source
         """
         return self.under(self.source_prefix(immutable_config))
 
@@ -411,7 +409,6 @@ class CommitLog:
         """
         Return the newest version up to ``closed`` of which vacuum has written a note; 0 if there is none. The value is a hint (W8).
 
-        :param prefix: prefix of the notes
         :param closed: the newest closed version. A note above it is one of a log that was restored from an older copy
         """
         versions = [keys.parse_newest_first(key) or 0 for key in self.list_keys(prefix)]

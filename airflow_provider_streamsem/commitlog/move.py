@@ -48,7 +48,6 @@ def move_log(old: CommitLog, new: CommitLog, *, already_moved: bool = False) -> 
 
     The datasets stay at their locations. The objects of the old log stay readable. A run that uses the old log fails with an error that names the new log.
 
-    :param old: the log at its current location
     :param new: the log at the new location, which must be empty, or the target of the same move
     :param already_moved: only record the move in the new log, because all objects were moved by hand and none is left at the old location
     :raises InvalidError: there is no log to move, the two locations overlap, the old log is unfinished, or ``already_moved`` contradicts the old location. A

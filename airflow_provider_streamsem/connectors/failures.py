@@ -18,7 +18,6 @@ class ExplainsFailures(Protocol):
         Return the error for a failed attempt; ``None`` if the source does not recognize the failure.
 
         :param messages: the messages of the exception and of its causes in the JVM
-        :param ranges: the planned ranges
         """
         ...
 

@@ -12,7 +12,6 @@ def last_clear_id(ti: Any, retries: int) -> int:
 
     When a task instance is cleared, Airflow sets ``max_tries`` to the number of tries so far plus ``retries``.
 
-    :param retries: the ``retries`` of the task
     :returns: 0 if the task instance was never cleared. Otherwise a positive number, which need not be the number of clears
     """
     return max(0, int(ti.max_tries) - retries)

@@ -33,7 +33,6 @@ def others_between(run_key: str, first: tuple[int, int], last: tuple[int, int]) 
 
     Bisects the run's pointers. Reads about log2(n) pointers for each such version, where n is the number of pointers of the run in between.
 
-    :param run_key: run key of the run
     :param first: ``(j, version)`` of one of the run's pointers, exclusive
     :param last: ``(j, version)`` of a later pointer of the same run, exclusive
     :raises LogDamagedError: a pointer between the two is missing

@@ -89,7 +89,6 @@ def read_json(data: bytes | str, key: str, *, any_text: bool = False) -> Json:
 
     Every reader of log entries calls this function, because stored bytes may be damaged or forged.
 
-    :param key: key of the object, for the error
     :param any_text: whether a text may contain a lone surrogate, because it comes from another system
     :raises LogDamagedError: the bytes are not JSON in UTF-8, a text contains a lone surrogate, or the value is nested deeper than :data:`MAX_NESTING`
     """
@@ -213,7 +212,6 @@ def lines(key: str, data: bytes) -> list[dict[str, Json]]:
     """
     Parse the records of a JSON Lines object. Lone surrogates in its texts are escaped, because the texts come from records.
 
-    :param key: key of the object, for the error
     :raises LogDamagedError: a line is not a JSON object, or is nested deeper than :data:`MAX_NESTING`
     """
     records = [_escaped(read_json(line, key, any_text=True), line) for line in data.split(b"\n") if line]
@@ -291,7 +289,6 @@ def build(cls: type[Any], body: Json, where: str) -> Any:
     """
     Build a protocol dataclass from parsed JSON.
 
-    :param where: name of the record in errors
     :raises NewerFormatError: an enumerated field has a value that this release does not know
     :raises LogDamagedError: a field is missing or has another type, or a key points outside its root
     """

@@ -69,8 +69,6 @@ def extend(
     caller does not create it, or another process creates it first, no entry references its pages and nodes, and they have no effect.
 
     :param newest: the newest discovery; ``None`` before the first
-    :param compared: the result of :func:`compare`
-    :param nonce: a new id for the discovery
     :param listed_at_ms: when a complete listing was made, in milliseconds UTC, to record it even if it has no new files; ``None``: do not record it
     """
     if not compared.new and known.outdated(compared.root) <= OUTDATED_NODES and listed_at_ms is None:

@@ -91,8 +91,6 @@ def check_commit(plan: Plan, outcome: Outcome, *, before: Outcome | None) -> Non
     Check what an outcome does (I20 to I24), that it names the newest commit of each kind, and that it has the gaps of its plan; an abort has none (I5).
 
     The gaps of a partition must be in ascending order, must not overlap, and must be inside the partition's range.
-
-    :param before: the outcome before the plan
     """
     if outcome.work is not None:
         outcome.work.check_commit(plan, outcome, before=before)
@@ -123,24 +121,14 @@ def check_commit(plan: Plan, outcome: Outcome, *, before: Outcome | None) -> Non
 
 
 def newest_after(plan: Plan, *, before: Outcome | None, committed: bool) -> dict[str, int]:
-    """
-    Return the field ``newest`` of the outcome of a plan. Writers compute it with this function, and :func:`check_commit` checks it with it.
-
-    :param before: the outcome before the plan
-    :param committed: whether the outcome is a commit
-    """
+    """Return the field ``newest`` of the outcome of a plan. Writers compute it with this function, and :func:`check_commit` checks it with it."""
     found = {} if before is None else dict(before.newest)
     value = plan.work.newest(plan.version) if committed else None
     return found if value is None else {**found, plan.work.kind: value}
 
 
 def next_after(plan: Plan, *, before: Offsets, committed: bool) -> dict[str, int]:
-    """
-    Return the ``next`` offsets of the outcome of a plan. Writers compute them with this function, and :func:`check_next` checks them with it.
-
-    :param before: the ``next`` offsets before the plan
-    :param committed: whether the outcome is a commit
-    """
+    """Return the ``next`` offsets of the outcome of a plan. Writers compute them with this function, and :func:`check_next` checks them with it."""
     return offsets.advance(before, plan.work.next_offsets(plan, committed=committed))
 
 
@@ -260,7 +248,6 @@ def check_i14_staged(
     """
     Check the row counts of an attempt before its manifest is created.
 
-    :param counts: row counts of the attempt by name
     :param sinks: sink → its staged output
     :param passed_to_writer: sink → number of rows that the engine passed to the writer, as counted by the engine; ``None`` if it has no count
     :param rows: the pipeline's ``rows`` declaration. With ``"filter"``, the counts before and after the transform must add up
@@ -290,11 +277,7 @@ def check_i14_staged(
 
 
 def check_i15(outcome: Outcome, *, before: Mapping[str, Marker]) -> None:
-    """
-    Check that an outcome has the markers of the newest receipts before it. An alter has those of the sinks that it does not remove.
-
-    :param before: markers of the newest earlier receipts
-    """
+    """Check that an outcome has the markers of the newest receipts before it. An alter has those of the sinks that it does not remove."""
     before = before if outcome.work is None else outcome.work.markers_after(before)
     if dict(outcome.markers) != dict(before):
         raise LogDamagedError(

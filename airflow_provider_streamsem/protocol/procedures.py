@@ -303,8 +303,6 @@ def put_plan(head: ClosedHead, plan: Plan) -> Procedure[Planned]:
 def remaining_versions(outcome: Outcome) -> Procedure[list[range]]:
     """
     Return the versions up to ``outcome`` that no rollback has removed, as ranges in ascending order. A range after the first begins with a rollback (I21).
-
-    :param outcome: the newest outcome to consider
     """
     found: list[range] = []
     last = outcome

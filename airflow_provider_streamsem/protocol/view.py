@@ -409,7 +409,6 @@ def fold(
         totals are those of these versions
     :param since: keep only files of versions above this one; the totals cover all versions of the parts
     :param with_rewrites: whether to return the files of the rewrites that apply (R8) in place of the original files; if not, still those of bound rewrites
-    :param oldest_readable: the oldest readable version of the log, by which a rewrite is bound (W44)
     :raises LogDamagedError: a version is missing or duplicated (R1), or a rewrite breaks a rule (I23, I24)
     """
     version, commits, aborts = first - 1, 0, 0
@@ -444,12 +443,7 @@ def fold(
 
 
 def is_bound(rewrite: SegmentRewrite, oldest_readable: int) -> bool:
-    """
-    Return whether all commits of a rewrite have expired. Their rows may be only in its files, because vacuum may have deleted those of the commits (W44).
-
-    :param rewrite: a rewrite that applies
-    :param oldest_readable: the oldest readable version of the log
-    """
+    """Return whether all commits of a rewrite have expired. Their rows may be only in its files, because vacuum may have deleted those of the commits (W44)."""
     return rewrite.commits[-1] < oldest_readable
 
 

@@ -88,11 +88,7 @@ def rewrite(result: Compacted) -> str:
 
 
 def vacuumed(result: Vacuumed, *, dry_run: bool, keep_versions: int | None = None) -> list[str]:
-    """
-    Describe a vacuum, or its dry run.
-
-    :param keep_versions: the argument of the vacuum
-    """
+    """Describe a vacuum, or its dry run."""
     deleted = f"{len(result.attempts)} attempts and {len(result.keys)} objects of the log, {result.bytes} bytes"
     lines = [f"{'would delete' if dry_run else 'deleted'} {deleted}"]
     oldest = result.oldest_readable

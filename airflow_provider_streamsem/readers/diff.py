@@ -142,7 +142,6 @@ def shared_columns(rows: Mapping[int, DataFrame], names: tuple[str, str]) -> lis
     Return the columns that both sides have, in the order of the first side.
 
     :param rows: sign → DataFrame: 1 for the first side, -1 for the second
-    :param names: the names of the two sides
     :raises InvalidError: the sides have no column in common
     """
     shared = [name for name in rows[1].columns if name in rows[-1].columns]

@@ -39,8 +39,6 @@ class DiscoveryCheck:
         Check all discoveries of the source.
 
         Ordinals must be consecutive (D6), and no file may have two ordinals (D1). The search tree must hold exactly the files of the pages (D4).
-
-        :param newest: number of the newest discovery
         """
         last = self._read(newest)
         if last is None:

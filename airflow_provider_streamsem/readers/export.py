@@ -20,7 +20,6 @@ def duckdb_view(name: str, files: Sequence[CommittedFile]) -> str:
     """
     Return the SQL that creates a view of DuckDB over files.
 
-    :param name: name of the view
     :raises InvalidError: there are no files, or DuckDB cannot read their format or paths
     """
     reader = _reader(files, _DUCKDB_READERS, "DuckDB")

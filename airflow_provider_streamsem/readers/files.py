@@ -325,7 +325,6 @@ class CommittedLog:
         """
         Yield the versions with their stored entries, including an open version.
 
-        :param newest_first: the order: descending or ascending versions
         :param limit: maximum number of versions; default: all
         """
         head = self.log.find_head()

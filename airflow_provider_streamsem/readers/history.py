@@ -177,7 +177,6 @@ class History:
         Return the newest versions below ``before`` in descending order, including an open one.
 
         :param before: exclusive; default: all versions
-        :param limit: maximum number of versions
         :raises LogDamagedError: an entry of the log is missing or damaged
         """
         with working():

@@ -13,8 +13,6 @@ def files_before(history: History, version: int, rewrite: Rewrite) -> list[Segme
     Return the files that had the rows of a rewrite before it: those of its commits, and those of earlier rewrites that had rows of these commits.
 
     Reads no version before the oldest of the commits. An earlier rewrite that has rows of one of them has only rows of these commits (W40).
-
-    :param version: the version of the rewrite
     """
     first, commits = rewrite.commits[0], {*rewrite.commits}
     view = fold(history.parts(range(first, version)), initial_offsets={}, first=first)

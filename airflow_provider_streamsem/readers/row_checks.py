@@ -43,7 +43,6 @@ def check_rows(spark: SparkSession, opened: CommittedLog, columns: Sequence[str]
     """
     Yield a violation for each files sink in which an id is visible more than once. Rows in which a column of the id is null are not compared.
 
-    :param spark: the session that reads all visible files
     :param columns: the columns of the id; see :func:`id_columns`
     :raises InvalidError: no files sink has the columns
     """

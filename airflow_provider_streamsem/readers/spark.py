@@ -47,7 +47,6 @@ def rows_of(
     """
     Return the rows of some visible files of one sink as a DataFrame.
 
-    :param name: name of the sink
     :param version: the version whose schema of the sink applies
     :raises InvalidError: no commit up to this version has recorded the columns
     :raises LogDamagedError: as :func:`read_committed`

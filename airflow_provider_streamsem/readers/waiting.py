@@ -45,8 +45,6 @@ def dry_run(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> DryRun:
     Open the log and the source of a pipeline for planning without writing. The returned planner sends requests to the source when it is called.
 
     Opening the log costs a GET, a LIST and one to four more GETs. For a new pipeline, the source also determines its initial offsets.
-
-    :param pipeline: a pipeline with the location of its log
     """
     log = CommitLog(OverlayStore(open_store(pipeline.log)), clock)
     record, source = log.read_pipeline(), pipeline.source

@@ -109,7 +109,6 @@ class ConnectPlans:
         return _tree(inner._plan.plan(self._client))
 
     def frame(self, node: Node, of: DataFrame) -> DataFrame:
-        """Return the rows of a node."""
         return self._frame(node.native, of)
 
     def replaced(self, frame: DataFrame, node: Node, stored: DataFrame) -> DataFrame:
@@ -134,7 +133,6 @@ class ConnectPlans:
         return self._frame(after, frame)
 
     def doubts(self, node: Node, *, groups_only: bool = False) -> list[str]:
-        """Return the names of operations of a node whose result may differ in the next action."""
         relation = node.native
         name = relation.WhichOneof("rel_type") or "unknown"
         if node.role in ("stored", "alias"):  # an alias may be an observation, whose aggregates do not change the rows

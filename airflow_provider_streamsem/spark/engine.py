@@ -217,12 +217,8 @@ class SparkEngine:
 
     def stage(self, job: Job, log: CommitLog) -> Produced:
         """
-        Stage one attempt in a clone of the session; see :class:`airflow_provider_streamsem.engine.Engine`.
-
-        :raises InvalidError: Spark lacks packages that the pipeline needs, or no session can be started
-        :raises DataError: the files, the transform or the predicate are not valid for the data
-        :raises StoreRefusedError: a store refused a read or write of Spark
-        :raises StageError: Spark failed, or the task was cancelled
+        Stage in a clone of the session. Raises ``InvalidError`` if Spark lacks packages or no session can be started, and ``StoreRefusedError`` if a store
+        refuses a request of Spark.
         """
         if job.state_settings is not None:
             versions.check_state(remote=self.is_remote)
@@ -239,14 +235,7 @@ class SparkEngine:
             raise failures.translated(error, job) from causes.chained(error)
 
     def rewrite(self, job: RewriteJob, log: CommitLog) -> RewrittenFiles:
-        """
-        Rewrite files in a clone of the session; see :class:`airflow_provider_streamsem.engine.Engine`.
-
-        :raises InvalidError: Spark lacks packages that the location needs, or no session can be started
-        :raises DataError: Spark cannot read a file
-        :raises StoreRefusedError: a store refused a read or write of Spark
-        :raises StageError: Spark failed, or the task was cancelled
-        """
+        """Rewrite in a clone of the session. Raises ``InvalidError`` and ``StoreRefusedError`` as :meth:`stage` does."""
         try:
             with self._attempt_session(packages.needed((), {"": job.sink}, None, ""), job.attempt_id) as (session, _):
                 from airflow_provider_streamsem.spark import rewriting

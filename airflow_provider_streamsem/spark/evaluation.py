@@ -106,7 +106,6 @@ def consistent(frames: Mapping[str, DataFrame], plans: Plans, transform_name: st
     selects rows and may give another result in the next action: it runs only once.
 
     :param frames: sink → its frame
-    :param transform_name: the name of the transform, for errors
     :raises DataError: two frames have such operations. Nothing became visible
     """
     fixed, trees, stored = _with_stored_parts(frames, plans, lambda node: not _is_stored(node))

@@ -51,7 +51,6 @@ def mismatch(texts: Sequence[str], version: int) -> InvalidError | None:
     Return the error for a Java, a jar or a Spark that does not fit the others; ``None`` if no message shows one.
 
     :param texts: the messages of an exception and of its causes in the JVM
-    :param version: the version of the batch
     """
     for text in texts:
         if "getSubject is not supported" in text or "java.lang.UnsupportedClassVersionError" in text:

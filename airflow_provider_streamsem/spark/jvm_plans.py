@@ -152,7 +152,6 @@ class JvmPlans:
         return number, len(same) - 1
 
     def frame(self, node: Node, of: DataFrame) -> DataFrame:
-        """Return the rows of a node."""
         return self._frame(node.native)
 
     def replaced(self, frame: DataFrame, node: Node, stored: DataFrame) -> DataFrame:
@@ -194,7 +193,6 @@ class JvmPlans:
         return self._object(f"{_CATALYST}.plans.logical.Project").apply(self._seq(columns), fresh)
 
     def doubts(self, node: Node, *, groups_only: bool = False) -> list[str]:
-        """Return the names of operations of a node whose result may differ in the next action."""
         plan, name = node.native, node.native.nodeName()
         if node.role in ("stored", "alias"):  # an alias may be an observation, whose aggregates do not change the rows
             return []

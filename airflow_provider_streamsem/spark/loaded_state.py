@@ -64,8 +64,6 @@ def take(session: SparkSession, location: str, state: OperatorState, transform: 
     """
     Return the loaded state stores if the attempt can continue them; otherwise unload them, and return ``None``.
 
-    :param location: path of the directory of the state files, for Spark
-    :param state: the state that the attempt continues
     :param transform: the function that the attempt calls
     """
     loaded = _replace(session, None)
@@ -84,8 +82,6 @@ def keep(
     """
     Keep the state stores of an attempt loaded for the next one. On a cluster, unload them.
 
-    :param location: path of the directory of the state files, for Spark
-    :param state: the state that the attempt wrote
     :param transform: the function that the attempt called
     """
     inner: Any = session

@@ -47,7 +47,6 @@ def needed(
     """
     Return the packages that Spark needs to read the inputs, to write the sinks, and to read and write the deduplication state.
 
-    :param inputs: the source and the lookups
     :param log: URL of the commit log, below which the deduplication state is stored
     """
     packages = [

@@ -53,11 +53,7 @@ def of_worker(error: Exception, texts: Sequence[str], job: Job) -> StreamsemErro
 
 
 def of_driver(error: Exception, raised: Raised | None, job: Job) -> StreamsemError | None:
-    """
-    Return the error for an exception that the transform raised in this process; ``None`` for an exception of the JVM.
-
-    :param raised: the facts about the exception, if the transform raised it
-    """
+    """Return the error for an exception that the transform raised in this process; ``None`` for an exception of the JVM."""
     is_of_jvm = hasattr(error, "java_exception") or getattr(error, "_origin", None) is not None
     return None if raised is None or is_of_jvm else _error(raised, "the transform", job)
 

@@ -39,7 +39,6 @@ def folded(sink: str, recorded: str | None, given: str, *, grows: Grows = lambda
     The result has the recorded columns first, with the types that :func:`airflow_provider_streamsem.connectors.columns.types.widened` returns, and then the new
     columns. In files of earlier batches, new columns are null, and widened columns keep their values.
 
-    :param sink: name of the sink, for errors
     :param recorded: the recorded columns as Spark schema JSON; ``None`` before the first batch
     :param given: the columns of the new batch, in the same form
     :param grows: returns whether the sink's format supports widening a column from one type to another

@@ -85,7 +85,6 @@ class Sequencing:
         """
         Record for which sinks the transform keeps the order of its input.
 
-        :param records: the argument of the transform
         :param result: what the transform returned
         """
         for name in self._sinks:

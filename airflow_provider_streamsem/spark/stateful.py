@@ -122,7 +122,6 @@ class MicroBatch:
         """
         Plan the micro-batch.
 
-        :param streaming: the streaming DataFrame that the transform returned
         :returns: the rows of the result. The caller must read them exactly once, because each read writes the state
         :raises InvalidError: the DataFrame is not a streaming one, or the plan has other stateful operators than the state
         :raises DataError: Structured Streaming does not support the transform in the output mode; the error contains Spark's reason
@@ -225,8 +224,6 @@ class MicroBatch:
         """
         Return the rows that Spark dropped as late, as JSON. Call this method after :meth:`after`.
 
-        :param late: the number of late rows that Spark counted
-        :param most: read at most this number of rows
         :raises DataError: the rows do not match Spark's count
         """
         if not late:

@@ -24,11 +24,7 @@ def installed() -> dict[str, str]:
 
 
 def keeps_state(*, remote: bool) -> bool:
-    """
-    Return whether the installed Spark supports pipelines with state.
-
-    :param remote: whether the engine uses Spark Connect
-    """
+    """Return whether the installed Spark supports pipelines with state."""
     version = installed().get("pyspark", "")
     return not remote and version.startswith(tuple(f"{minor}." for minor in KEEPS_STATE))
 
@@ -37,7 +33,6 @@ def check_state(*, remote: bool) -> None:
     """
     Check that the installed Spark supports pipelines with state.
 
-    :param remote: whether the engine uses Spark Connect
     :raises InvalidError: the engine uses Spark Connect, or the version of Spark does not support state
     """
     if not keeps_state(remote=remote):

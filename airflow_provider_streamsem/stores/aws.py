@@ -18,7 +18,6 @@ def access_of(conn_id: str, *, service: str) -> S3Access:
     The function reads login, password, and ``aws_access_key_id``, ``aws_secret_access_key``, ``aws_session_token``, ``profile_name``, ``region_name`` and
     ``endpoint_url`` of the extra. Values that the connection does not set are ``None``.
 
-    :param conn_id: id of the connection
     :param service: name of the service, such as ``s3`` or ``sqs``. Its ``endpoint_url`` in ``service_config`` takes precedence over the general one
     :raises InvalidError: the connection does not exist, is not of type ``aws``, or uses an unsupported kind of credentials
     """

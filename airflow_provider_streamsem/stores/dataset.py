@@ -44,8 +44,6 @@ class Dataset(Store, Protocol):
         """
         Make objects durable. After the call they survive a power failure.
 
-        :param keys: keys of the objects
-        :param prefix: the directory that contains the objects
         :raises StoreRefusedError: an object could not be made durable
         """
         ...
@@ -61,11 +59,9 @@ class LocalDataset(LocalStore):
     _other_users_mode = 0o007
 
     def engine_path(self, key: str) -> str:
-        """Return the absolute path of a key."""
         return os.path.join(self.root, key.rstrip("/"))
 
     def open(self, stat: ObjectStat) -> BinaryIO:
-        """Open the file."""
         return open(self._path(stat.key), "rb", opener=self._open_existing)
 
     def directories(self, prefix: str) -> list[str]:

@@ -102,7 +102,6 @@ class LocalStore:
         return os.open(path, flags, 0o660 | (self._other_users_mode & 0o006))
 
     def read(self, key: str) -> bytes | None:
-        """Return the bytes of the file, or ``None`` if it does not exist."""
         try:
             with open(self._path(key), "rb", opener=self._open_existing) as file:
                 return file.read()
@@ -112,7 +111,6 @@ class LocalStore:
             raise self._translated(error, key) from error
 
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
-        """Yield the files in ascending order of their keys."""
         directory = prefix.rpartition("/")[0]
         stats = self._walk(directory + "/" if directory else "", prefix, start_after)
         for count, stat in enumerate(stats):
@@ -121,7 +119,6 @@ class LocalStore:
             yield stat
 
     def stat(self, key: str) -> ObjectStat | None:
-        """Return the size and the mtime of the file, or ``None`` if it does not exist."""
         try:
             status = os.stat(self._path(key), follow_symlinks=self.follows_links)
         except (FileNotFoundError, NotADirectoryError):

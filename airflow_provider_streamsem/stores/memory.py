@@ -24,7 +24,6 @@ class MemoryStore:
         self._lock = Lock()
 
     def create(self, key: str, data: bytes) -> bool:
-        """Write the object if the key is absent."""
         with self._lock:
             if key in self.objects:
                 return False
@@ -32,21 +31,17 @@ class MemoryStore:
             return True
 
     def read(self, key: str) -> bytes | None:
-        """Return the bytes of the object, or ``None`` if it does not exist."""
         return self.objects.get(key)
 
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
-        """Yield objects in ascending order of their keys."""
         with self._lock:
             keys = sorted(key for key in self.objects if key.startswith(prefix) and key > start_after)
             return iter([self._stat(key) for key in keys[:limit]])
 
     def stat(self, key: str) -> ObjectStat | None:
-        """Return the metadata of the object, or ``None`` if it does not exist."""
         return self._stat(key) if key in self.objects else None
 
     def delete(self, key: str) -> None:
-        """Delete the object if it exists."""
         with self._lock:
             self.objects.pop(key, None)
 

@@ -75,7 +75,6 @@ def charge(size: int) -> None:
     """
     Charge the meter of the request, if it has one.
 
-    :param size: number of bytes
     :raises InvalidError: the request needs more memory than it may use
     """
     meter, charged = _meter.get(), _charged.get()
@@ -129,15 +128,10 @@ class MeteredStore:
         self._store = store
 
     def create(self, key: str, data: bytes) -> bool:
-        """Create an object if it is absent."""
         return self._store.create(key, data)
 
     def read(self, key: str) -> bytes | None:
-        """
-        Return the bytes of an object, or ``None`` if it does not exist. The method asks for the size of the object first.
-
-        :raises InvalidError: the request needs more memory than it may use
-        """
+        """Requests the size first. Raises ``InvalidError`` if the request needs more memory than it may use."""
         if _meter.get() is None:
             return self._store.read(key)
         stat = self._store.stat(key)
@@ -150,17 +144,14 @@ class MeteredStore:
         return data
 
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
-        """Yield the objects below a prefix in ascending order of their keys."""
         for stat in self._store.list(prefix, limit, start_after):
             charge(_PER_LISTED + len(stat.key))
             yield stat
 
     def stat(self, key: str) -> ObjectStat | None:
-        """Return the metadata of an object, or ``None`` if it does not exist."""
         return self._store.stat(key)
 
     def delete(self, key: str) -> None:
-        """Delete an object."""
         self._store.delete(key)
 
 

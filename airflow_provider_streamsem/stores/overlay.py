@@ -27,12 +27,10 @@ class OverlayStore:
         return self._under.stat(key) is None and self._over.create(key, data)
 
     def read(self, key: str) -> bytes | None:
-        """Return the bytes of an object of either store, or ``None`` if it does not exist."""
         over = self._over.read(key)
         return self._under.read(key) if over is None else over
 
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
-        """Yield the objects of both stores in ascending order of their keys."""
         stores = (self._over, self._under)
         merged = merge(
             *(store.list(prefix, limit, start_after) for store in stores), key=lambda stat: stat.key.encode()
@@ -40,7 +38,6 @@ class OverlayStore:
         return islice(merged, limit)
 
     def stat(self, key: str) -> ObjectStat | None:
-        """Return the metadata of an object of either store, or ``None`` if it does not exist."""
         return self._over.stat(key) or self._under.stat(key)
 
     def delete(self, key: str) -> None:

@@ -22,24 +22,19 @@ class PrefixStore:
         self._prefix = prefix
 
     def create(self, key: str, data: bytes) -> bool:
-        """Create an object if it is absent."""
         return self._store.create(self._prefix + key, data)
 
     def read(self, key: str) -> bytes | None:
-        """Return the bytes of an object, or ``None`` if it does not exist."""
         return self._store.read(self._prefix + key)
 
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
-        """Yield the objects below a prefix in ascending order of their keys."""
         after = self._prefix + start_after if start_after else ""
         for stat in self._store.list(self._prefix + prefix, limit, after):
             yield replace(stat, key=stat.key.removeprefix(self._prefix))
 
     def stat(self, key: str) -> ObjectStat | None:
-        """Return the metadata of an object, or ``None`` if it does not exist."""
         stat = self._store.stat(self._prefix + key)
         return None if stat is None else replace(stat, key=key)
 
     def delete(self, key: str) -> None:
-        """Delete an object."""
         self._store.delete(self._prefix + key)

@@ -95,7 +95,6 @@ class S3Store:
         return True
 
     def read(self, key: str) -> bytes | None:
-        """Send GET. Return ``None`` on 404."""
         name = self._name(key)
         try:
             data: bytes = self._client.get_object(Bucket=self.bucket, Key=name)["Body"].read()
@@ -124,7 +123,6 @@ class S3Store:
             left = None if left is None else left - len(page.get("Contents", []))
 
     def stat(self, key: str) -> ObjectStat | None:
-        """Send HEAD. Return ``None`` on 404."""
         name = self._name(key)
         try:
             item = self._client.head_object(Bucket=self.bucket, Key=name)
@@ -135,7 +133,6 @@ class S3Store:
         return _stat(key, item["ContentLength"], item, item)
 
     def delete(self, key: str) -> None:
-        """Send DELETE."""
         name = self._name(key)
         try:
             self._client.delete_object(Bucket=self.bucket, Key=name)
@@ -168,7 +165,6 @@ def client(s3_access: S3Access, *, attempts: int) -> Any:
     """
     Return a boto3 S3 client. Clients are cached, because creating one takes longer than most requests.
 
-    :param s3_access: the access
     :param attempts: maximum number of attempts per request, including the first
     :raises InvalidError: boto3 refuses the endpoint, the region or the profile
     """

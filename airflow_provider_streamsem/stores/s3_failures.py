@@ -44,13 +44,7 @@ _USER = re.compile(r"//[^/@]*@")
 
 
 def translated(error: Exception, key: str, location: str, endpoint: str) -> Exception:
-    """
-    Return the exception to raise for a failed request. Unless S3 certainly refused the request, it is an :class:`UnknownResultError`.
-
-    :param key: the key of the request, or its prefix
-    :param location: URL of the store
-    :param endpoint: URL of the server
-    """
+    """Return the exception to raise for a failed request. Unless S3 certainly refused the request, it is an :class:`UnknownResultError`."""
     endpoint = _USER.sub("//", endpoint)
     from botocore.exceptions import (
         ClientError,

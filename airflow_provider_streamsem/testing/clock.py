@@ -20,11 +20,9 @@ class ManualClock:
         self._ids = count()
 
     def now_ms(self) -> int:
-        """Return the current time in milliseconds since the epoch."""
         return self._now_ms
 
     def new_id(self) -> str:
-        """Return the next id."""
         return f"{self._prefix}{next(self._ids):08x}"
 
     def sleep(self, seconds: float) -> None:

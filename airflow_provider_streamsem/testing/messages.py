@@ -152,7 +152,6 @@ class GivenMessages:
         self.spark_packages = tuple(name for name in kafka.spark_packages if name != "kafka")
 
     def load(self, spark: SparkSession, pins: Sequence[FilePin]) -> KafkaRecords:
-        """Load the messages of the pinned files with Spark."""
         from airflow_provider_streamsem.connectors.kafka.records import KafkaRecords
 
         read = spark.read.schema(COLUMNS).json([f"{self._location}/{path}" for path in (pin.path for pin in pins)])

@@ -65,11 +65,9 @@ class StepReportingStore:
         self._unless = unless
 
     def create(self, key: str, data: bytes) -> bool:
-        """Forward the request between two steps."""
         return self._stepped("create", key, lambda: self.store.create(key, data))
 
     def read(self, key: str) -> bytes | None:
-        """Forward the request between two steps."""
         return self._stepped("read", key, lambda: self.store.read(key))
 
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
@@ -77,11 +75,9 @@ class StepReportingStore:
         return iter(self._stepped("list", prefix, lambda: [*self.store.list(prefix, limit, start_after)]))
 
     def stat(self, key: str) -> ObjectStat | None:
-        """Forward the request between two steps."""
         return self._stepped("stat", key, lambda: self.store.stat(key))
 
     def delete(self, key: str) -> None:
-        """Forward the request between two steps."""
         self._stepped("delete", key, lambda: self.store.delete(key))
 
     def _stepped(self, method: str, key: str, request: Callable[[], T]) -> T:
@@ -111,8 +107,6 @@ class StepReportingEngine:
         self._source = source
 
     def stage(self, job: Job, log: CommitLog) -> Produced:
-        """Stage with the other engine, and report the steps."""
-
         def transform(frame: Any) -> Any:
             self._step("transform")
             return job.transform(frame)
@@ -132,7 +126,6 @@ class StepReportingEngine:
         return rewritten
 
     def cancel(self) -> None:
-        """Cancel the other engine."""
         self._engine.cancel()
 
 

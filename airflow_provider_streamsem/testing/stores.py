@@ -34,30 +34,25 @@ class CountingStore:
         self.keys.append((method, key))
 
     def create(self, key: str, data: bytes) -> bool:
-        """Count and forward."""
         self._count("create", key)
         self.sent_bytes += len(data)
         return self.store.create(key, data)
 
     def read(self, key: str) -> bytes | None:
-        """Count and forward."""
         self._count("read", key)
         data = self.store.read(key)
         self.read_bytes += len(data or b"")
         return data
 
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
-        """Count and forward."""
         self._count("list", prefix)
         return self.store.list(prefix, limit, start_after)
 
     def stat(self, key: str) -> ObjectStat | None:
-        """Count and forward."""
         self._count("stat", key)
         return self.store.stat(key)
 
     def delete(self, key: str) -> None:
-        """Count and forward."""
         self._count("delete", key)
         self.store.delete(key)
 
@@ -120,7 +115,6 @@ class FaultyStore:
         return [index for index, kind in enumerate(self.kinds) if affects_every_request or kind == "create"]
 
     def create(self, key: str, data: bytes) -> bool:
-        """Forward the request, or inject the fault."""
         fault = self._next("create", key)
         if fault in (Fault.CONFLICT, Fault.APPLIED_LATE):
             self._late = (key, data) if fault is Fault.APPLIED_LATE else None
@@ -133,7 +127,6 @@ class FaultyStore:
         return response
 
     def read(self, key: str) -> bytes | None:
-        """Forward the request, or inject the fault."""
         fault = self._next("read", key)
         if fault in (Fault.CONFLICT, Fault.APPLIED_LATE):
             raise UnknownResultError(key)
@@ -144,7 +137,6 @@ class FaultyStore:
         return response
 
     def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Iterator[ObjectStat]:
-        """Forward the request, or inject the fault."""
         fault = self._next("list", prefix)
         if fault in (Fault.CONFLICT, Fault.APPLIED_LATE):
             raise UnknownResultError(prefix)
@@ -155,11 +147,9 @@ class FaultyStore:
         return iter(response)
 
     def stat(self, key: str) -> ObjectStat | None:
-        """Forward the request."""
         return self.store.stat(key)
 
     def delete(self, key: str) -> None:
-        """Forward the request."""
         self.store.delete(key)
 
     def _next(self, kind: str, key: str) -> Fault | None:

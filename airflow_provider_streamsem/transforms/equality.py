@@ -19,7 +19,6 @@ def normal_form(sql: str, kind: DataType, depth: int = 0) -> str:
     Return SQL for the value of ``sql`` with one bit pattern for NaN, and with 0.0 in place of -0.0. Returns ``sql`` itself if its type has no such values.
 
     :param sql: an expression. It is repeated in the result, so it must be deterministic
-    :param kind: the type of the expression
     :param depth: the number of arrays that contain the value
     """
     from pyspark.sql.types import ArrayType, DoubleType, FloatType, StructType

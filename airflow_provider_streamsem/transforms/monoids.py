@@ -41,11 +41,7 @@ class SparkMonoid:
     sql: str
 
     def expression(self, columns: StructType) -> str:
-        """
-        Return the expression for records with these columns.
-
-        :param columns: the columns of the records
-        """
+        """Return the expression for records with these columns."""
         return self.sql
 
     def __str__(self) -> str:

@@ -25,7 +25,6 @@ def pipeline_id(log: str, conn_id: str) -> str:
     """
     Return the id of a pipeline in the API.
 
-    :param log: URL of the log
     :param conn_id: id of the log's connection; ``""`` without one
     """
     return hashlib.sha256(f"{conn_id} {log}".encode()).hexdigest()[:16]

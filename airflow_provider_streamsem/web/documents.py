@@ -345,7 +345,6 @@ def rewrite_of(rewritten: RewriteVersion, old: Sequence[SegmentFile] | None, *, 
     Return the document of a rewrite.
 
     :param old: the files that had the rows before; ``None`` if they are not known
-    :param most: maximum number of ranges
     """
     return Rewrite(
         sink=rewritten.sink,

@@ -277,7 +277,6 @@ class LoggedPipeline:
         """
         Compare two closed versions: their entries, and the files that a reader of only one of them reads.
 
-        :param older: the earlier version
         :param newer: the later version, at most 1,000 versions later
         :raises InvalidError: a version does not exist or is open, or the versions are too far apart
         """

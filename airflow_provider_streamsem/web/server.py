@@ -31,7 +31,6 @@ def serve(logs: Sequence[str], *, port: int, shows_records: bool, on_start: Call
     """
     Serve the page until the process is interrupted.
 
-    :param logs: URLs of logs
     :param port: 0: any free port
     :param on_start: called with the URL of the page, once the server accepts connections
     :raises OSError: the port is in use

@@ -103,7 +103,6 @@ class AmqpQueue:
         }  # fmt: skip
 
     def warnings(self) -> list[str]:
-        """Return a warning if the client sends credentials without encryption."""
         address = self._address()
         if address["tls"] or address["login"] is None:
             return []

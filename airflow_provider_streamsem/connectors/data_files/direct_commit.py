@@ -43,7 +43,6 @@ def write(
 
     :param format: ``csv``, ``json``, ``orc`` or ``parquet``
     :param partition_by: columns that become directories ``name=value`` and are not stored in the files. Their values must need no escaping
-    :param options: options of Spark's writer
     :returns: the names, relative to ``location``, of the files that Spark has accepted. The location may contain other files
     """
     inner: Any = frame

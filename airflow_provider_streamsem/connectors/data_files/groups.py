@@ -126,12 +126,7 @@ def distributed(
 
 
 def in_partitions(frame: DataFrame, number: Column, partitions: int) -> DataFrame:
-    """
-    Shuffle the rows to numbered partitions. Fails if Spark distributes a row otherwise.
-
-    :param number: the number of the partition of a row
-    :param partitions: the number of partitions
-    """
+    """Shuffle the rows to numbered partitions. Fails if Spark distributes a row otherwise."""
     salts = _salts(partitions)
     shuffled = frame.repartition(partitions, F.element_at(F.array(*map(F.lit, salts)), number + 1))
     is_right = F.when(F.spark_partition_id() == number, F.lit(True))

@@ -32,7 +32,6 @@ def read_files(
     Return the rows of data files as a DataFrame. A column that a file does not have is null in its rows.
 
     :param paths: absolute paths or URLs. If there are none, the DataFrame has no rows
-    :param format: the format of all files
     :param schema: the columns of the DataFrame, as an outcome records them
     :param metadata: further columns, computed from Spark's metadata of the files
     :raises LogDamagedError: this Spark version cannot parse the schema, or the schema has a user-defined type

@@ -36,7 +36,6 @@ def write(target: Any, rows: Iterable[Any], schema: pa.Schema, **options: Any) -
 
     :param target: a path or file to write
     :param rows: pyarrow tables. Columns and struct fields that they lack become null
-    :param schema: the columns of the file
     :param options: arguments of ``pyarrow.parquet.ParquetWriter``
     :returns: the metadata of the file
     :raises pyarrow.ArrowInvalid: a value does not fit the schema

@@ -129,7 +129,6 @@ def check(entry: Entry, pins: Sequence[FilePin], columns: Columns, location: str
     """
     Check the files of a version against the columns of the table.
 
-    :param columns: columns of the table at that version
     :raises SourceChangedError: the version changes rows, and the table has no change data feed; or a file has other partition columns. Nothing was written
     """
     facts = {"table": location, "version": entry.version, "operation": entry.operation or "unknown"}

@@ -132,7 +132,6 @@ class History:
         """
         Find the first version that was committed at or after a time.
 
-        :param at_ms: milliseconds UTC
         :param in_commit: whether the entries have their own timestamps. If so, the search reads some of the entries
         :returns: the version, one past the newest if all are older; and whether it is the oldest entry of the log
         """

@@ -61,20 +61,13 @@ class DeltaTable:
 
     @property
     def location(self) -> str:
-        """The location of the table, as given."""
         return self.path
 
     def lineage(self) -> list[tuple[str, str]]:
-        """Return the OpenLineage name of the table's location."""
         return [lineage_name(self.path)]
 
     def pin(self, now_ms: int) -> Json:
-        """
-        Return the pin of the newest version.
-
-        :raises SourceChangedError: there is no table, it cannot be read, or it lacks a file. Nothing was written
-        :raises InvalidError: the version has more than 1,000 files. Nothing was written
-        """
+        """Pin the newest version. It must have at most 1,000 files (``InvalidError``), and lack none (``SourceChangedError``)."""
         cached = open_existing(self.path)
         columns = columns_of(cached.table, self.path, reads_changes=False)
         version: int = cached.table.version()
@@ -104,7 +97,6 @@ class DeltaTable:
                 raise SourceChangedError(summary, table=self.path, version=version)
 
     def load(self, spark: SparkSession, pin: Json) -> DataFrame:
-        """Return the rows of the pinned version."""
         snapshot = self._read(pin)
         return self._source().load(spark, [snapshot.table, *snapshot.files]).frame
 

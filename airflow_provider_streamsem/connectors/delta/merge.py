@@ -38,7 +38,6 @@ def merge(table: Any, location: str, batch: SinkCommit, keys: Sequence[str], pro
     Merge a batch into a table in one entry of the table's log: each row replaces the row with the same keys, or is inserted.
 
     :param table: a ``deltalake.DeltaTable``; the merge applies to its version
-    :param keys: the columns that identify a row
     :param properties: ``deltalake.CommitProperties`` with the marker and without retries
     :returns: ``True``: the entry was committed
     :raises PublishError: the staged rows differ from the count at staging, the merge would change dates or times of the table, or the rows of the new files

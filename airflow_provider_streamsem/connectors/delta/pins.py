@@ -79,7 +79,6 @@ def read_pins(pins: Json, *, table: str) -> tuple[Pin, ...]:
     """
     Decode the pins of a plan.
 
-    :param table: location of the table, for errors
     :raises LogDamagedError: the pins have another form, or name a file outside the table
     """
     summary = "the pins of a plan are not those of a Delta table; nothing was read"

@@ -69,13 +69,7 @@ class DeltaPlanner(PlannerDefaults):
     def slice(
         self, start: Offsets, end: SourceEnd, limits: Limits, hint: Json, *, on_data_loss: str
     ) -> SourceSlice | None:
-        """
-        Select files of the snapshot or, after its last file, whole versions: as many as the limits allow, and at least one.
-
-        :param on_data_loss: ``"fail"``: a missing version or file fails the run. ``"record_gap"``: such a version, or file of the snapshot, becomes a gap
-        :raises SourceChangedError: the table was recreated or its history rewritten; a version cannot be read; or, with ``"fail"``, a version or file is
-            missing. Nothing was written
-        """
+        """Select files of the snapshot or, after its last file, whole versions. Missing versions, and missing files of the snapshot, can become gaps."""
         cached = open_existing(self._path)
         table_id: str = cached.table.metadata().id
         self._check_table(start, table_id)
@@ -249,11 +243,9 @@ class DeltaPlanner(PlannerDefaults):
         return next((ms for listed, ms in self._history.times(version) if listed == version), 0)
 
     def unread_before(self, start: Offsets, at_ms: int) -> int:
-        """Return how many of the items that :meth:`lag` counts were written before ``at_ms`` (milliseconds UTC, exclusive)."""
         return sum(ms < at_ms for ms in self._unread_times(start))
 
     def minimum_clock(self, start: Offsets) -> int | None:
-        """Return when the oldest unread version, or file of the snapshot, was written, in milliseconds UTC; ``None`` if there is none."""
         return min(self._unread_times(start), default=None)
 
     def _unread_times(self, start: Offsets) -> list[int]:

@@ -93,12 +93,7 @@ class DeltaRecords:
         return iter(())
 
     def check_read(self, read: int) -> None:
-        """
-        Compare the number of rows that Spark read with the number that the table's log, or the footers of the files, state.
-
-        :param read: number of rows that Spark read
-        :raises DataError: the numbers differ. Nothing became visible
-        """
+        """Compare with the number that the table's log, or the footers of the files, state."""
         if self._table.reader == "parquet":
             versions = (self._table.start, self._table.end)
             rows.check_read(self._location, self._files, read, table=self._location, versions=versions)

@@ -165,7 +165,6 @@ class Requirements:
         """
         Refuse staged files with values that the table does not accept. Nulls are counted from the footers. A file whose footer has no counts is read.
 
-        :param location: location of the staged files
         :raises DataError: names the columns. Nothing became visible
         """
         if not staged.rows or not (self.never_null or self.lengths):

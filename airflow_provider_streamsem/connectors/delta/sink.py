@@ -110,16 +110,11 @@ class DeltaSink(TableSink[_Handle]):
         checked_path("sink delta: path", self.path)
 
     def immutable_config(self) -> Json:
-        """Return the table, its partition columns and, for mode ``upsert``, the mode and the keys."""
         location = {"path": normalised(self.path), "partition_by": list(self.partition_by)}
         return {"type": "delta", **location, **self.immutable_mode}
 
     def resolve_schema(self, schema: str) -> str:
-        """
-        Check that Delta has the column types, and that the columns fit the table if it exists. Returns the columns with the table's types.
-
-        :raises DataError: a column does not fit, or the table has requirements that this sink does not satisfy. Nothing became visible
-        """
+        """Also refuse a table with requirements that this sink does not satisfy."""
         fields = _fields(schema)
         lacking = sorted(set(self.partition_by) - {field["name"] for field in fields})
         if fields and lacking:
@@ -140,7 +135,6 @@ class DeltaSink(TableSink[_Handle]):
         return _with_types(schema, fields)
 
     def attempts_in_use(self) -> set[tuple[int, str]]:
-        """Return ``(version, attempt_id)`` of the attempts whose files the table references."""
         cached = open_newest(self.path)
         return set() if cached is None else attempts_named(cached.table.get_add_actions()["path"].to_pylist())
 
@@ -163,11 +157,7 @@ class DeltaSink(TableSink[_Handle]):
         cached.keep()
 
     def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
-        """
-        Count the rows of each file of the attempt, and refuse values that the table does not accept.
-
-        An empty string is refused as a partition value. Delta has no representation for it, and some readers return null.
-        """
+        """Also refuse the empty string as a partition value. Delta has no representation for it, and some readers return null."""
         staged = TableSink.collect(self, version, attempt_id, accepted)
         empty = sorted({name for file in staged.files for name, value in file.partition.items() if value == ""})
         if empty:
@@ -192,10 +182,8 @@ class DeltaSink(TableSink[_Handle]):
 
     def stats(self, parquet: Any) -> str:
         """
-        Return Delta's statistics of the file; ``""`` for a merge, which computes the statistics of the files that it writes.
-
-        :raises DataError: a value is a date, time or decimal that delta-rs cannot read. In a partition column, one such value makes the whole table unreadable
-            for it
+        Return Delta's statistics of the file; ``""`` for a merge, which computes the statistics of the files that it writes. Refuse dates, times and decimals
+        that delta-rs cannot read. In a partition column, one such value makes the whole table unreadable for it.
         """
         if self.merges:
             keyed_rows.check_times(parquet)
@@ -205,11 +193,7 @@ class DeltaSink(TableSink[_Handle]):
         return delta_stats(parquet, without=frozenset(self.partition_by))
 
     def marker(self, pipeline_uuid: str, sink: str) -> SinkMarker | None:
-        """
-        Read the marker from the table's transaction identifiers.
-
-        :raises MarkerLostError: the table was restored. RESTORE keeps the transaction identifiers but removes the rows
-        """
+        """Read the transaction identifiers. Raises ``MarkerLostError`` after a RESTORE, which keeps them but removes the rows."""
         cached = open_newest(self.path)
         app = f"{pipeline_uuid}/{sink}"
         marker = None if cached is None else _marker(cached, app)
@@ -222,15 +206,12 @@ class DeltaSink(TableSink[_Handle]):
 
     @contextmanager
     def opened(self, batch: SinkCommit, failure: Failure | None, *, skips: bool) -> Iterator[_Handle]:
-        """Open the current table, if there is one."""
         yield _Handle(open_newest(self.path, refusal=PublishError))
 
     def marker_in(self, handle: _Handle, batch: SinkCommit) -> SinkMarker | None:
-        """Read the marker from the table's transaction identifiers."""
         return None if handle.cached is None else _marker(handle.cached, _app(batch))
 
     def check_sink(self, handle: _Handle, batch: SinkCommit, marker: SinkMarker | None) -> None:
-        """Check that the table has the pipeline's transaction identifier and was not restored."""
         if not batch.is_settled(marker):
             problem = "has no transaction identifier of this pipeline: it was deleted and recreated, or replaced"
             if handle.cached is None:
@@ -241,7 +222,6 @@ class DeltaSink(TableSink[_Handle]):
             self._check_not_restored(batch, handle.cached, marker)
 
     def commit(self, handle: _Handle, batch: SinkCommit, marker: SinkMarker | None, *, skips: bool) -> bool:
-        """Commit one entry with the files or merged rows, the marker, and the removal of the files that reprocessing replaces."""
         handle.cached = cached = handle.cached or create(self.path, _fields(batch.schema), self.partition_by)
         app = _app(batch)
         entry = cached.table.version() + 1  # retries of deltalake are disabled, so it commits this entry or fails
@@ -258,11 +238,6 @@ class DeltaSink(TableSink[_Handle]):
         return {"table_version": handle.cached.table.version() if handle.entry is None else handle.entry}
 
     def table_state(self, handle: _Handle) -> object:
-        """
-        Return the version of the table.
-
-        If another writer's entry has caused the failure, the version differs at the next try. On the same version, the commit fails again.
-        """
         return -1 if handle.cached is None else handle.cached.table.version()
 
     def is_refusal(self, error: Exception) -> bool:
@@ -271,7 +246,6 @@ class DeltaSink(TableSink[_Handle]):
 
     @property
     def table_name(self) -> str:
-        """The location of the table."""
         return self.path
 
     def _check_not_restored(self, batch: SinkCommit, cached: CachedTable, marker: SinkMarker) -> None:

@@ -82,12 +82,10 @@ class DeltaSource(SourceDefaults):
 
     @property
     def conditions(self) -> str:
-        """The condition of the guarantee, if versions are skipped."""
         return "without versions that change rows" if self.changes == "skip" else ""
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """The reasons for :attr:`delivery`."""
         rows = {
             "refuse": "a version that updates, deletes or restores rows fails the run",
             "skip": "a version that updates, deletes or restores rows is ignored, with rows that it inserted",
@@ -101,7 +99,6 @@ class DeltaSource(SourceDefaults):
 
     @property
     def location(self) -> str:
-        """The location of the table, as given."""
         return self.path
 
     def to_json(self) -> Json:
@@ -109,7 +106,6 @@ class DeltaSource(SourceDefaults):
         return asdict(self)
 
     def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
-        """Return the OpenLineage name of the table's location."""
         return [lineage_name(self.path)]
 
     def immutable_config(self) -> Json:
@@ -125,12 +121,6 @@ class DeltaSource(SourceDefaults):
         return columns_of(cached.table, self.path, reads_changes=self.changes == "read")
 
     def initial_offsets(self) -> Offsets:
-        """
-        Return the offsets at which a new pipeline starts, as ``starting`` defines them.
-
-        :raises InvalidError: ``starting`` is a version that the table does not have
-        :raises SourceChangedError: there is no table, or this source cannot read it. Nothing was written
-        """
         if self.starting not in ("earliest", "latest") and type(self.starting) is not int:
             return self.offsets_for_time(arguments.time_ms("starting", self.starting))
         cached = open_existing(self.path)
@@ -146,13 +136,7 @@ class DeltaSource(SourceDefaults):
         return offsets
 
     def offsets_for_time(self, at_ms: int) -> Offsets:
-        """
-        Return the offsets of the first version that was committed at or after ``at_ms`` (milliseconds UTC).
-
-        If the table's log does not go back that far, return the offsets of a snapshot of the table. If no version is that new, return the end.
-
-        :raises SourceChangedError: there is no table, or this source cannot read it. Nothing was written
-        """
+        """If the table's log does not go back that far, return the offsets of a snapshot of the table."""
         cached = open_existing(self.path)
         self.columns(cached)
         properties = cached.table.metadata().configuration
@@ -172,11 +156,9 @@ class DeltaSource(SourceDefaults):
         return {f"{SNAPSHOT}{cached.table.metadata().id}": -number} if number else {}
 
     def open(self, log: CommitLog, hint: Json) -> DeltaPlanner:
-        """Bind the source to a commit log."""
         return DeltaPlanner(self.path, self.changes)
 
     def read_pins(self, pins: Json) -> tuple[Pin, ...]:
-        """Decode the pins of a plan."""
         return read_pins(pins, table=self.path)
 
     def next_hint(self, hint: Json, pins: Sequence[Pin], counts: Mapping[str, int]) -> Json:
@@ -184,13 +166,7 @@ class DeltaSource(SourceDefaults):
         return hint
 
     def check_pins(self, pins: Sequence[Pin], *, was_read: bool) -> None:
-        """
-        Check that the table is the planned one, and still has the planned files with their sizes (D5).
-
-        :param was_read: whether Spark has read the files. If so, they are not checked, because Spark fails on a missing file, and Delta's files never change
-        :raises SourceChangedError: the table was deleted, recreated, or restored from an older copy. Nothing became visible
-        :raises RecordsMissingError: a planned file is missing. Nothing became visible
-        """
+        """Check the table, and the files with their sizes unless Spark has read them: Spark fails on a missing file, and Delta's files never change."""
         if not pins:
             return
         table, planned = split(pins)
@@ -214,11 +190,7 @@ class DeltaSource(SourceDefaults):
             )
 
     def load(self, spark: SparkSession, pins: Sequence[Pin]) -> Loaded:
-        """
-        Return the rows of the planned files as a DataFrame. This call reads no row.
-
-        :raises DataError: the versions need Spark's Delta package, and Spark does not have it. Nothing became visible
-        """
+        """Raises ``DataError`` if the versions need Spark's Delta package, and Spark does not have it."""
         return self._load(spark, pins, in_order=False)
 
     def load_in_order(self, spark: SparkSession, pins: Sequence[Pin]) -> Loaded:

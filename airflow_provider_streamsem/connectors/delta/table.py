@@ -90,8 +90,6 @@ class CachedTable:
 
         :param marks: application id → version, as set by the entry. Other identifiers that were cached at the previous version of the table stay valid
             if their application id starts with ``app``
-        :param app: application id of the pipeline and sink
-        :param entry: number of the entry
         """
         known = {name: number for name, (at, number) in self._markers.items() if at == entry - 1}
         kept = {name: (entry, number) for name, number in known.items() if name.startswith(app)}
@@ -229,7 +227,6 @@ def checked_path(name: str, path: object) -> str:
     """
     Validate the location of a table.
 
-    :param name: name of the argument in errors
     :raises InvalidError: delta-rs and Spark would read the path in different ways
     """
     accepted = "a path without backslashes and %XX, which delta-rs and Spark read in different ways"

@@ -49,19 +49,13 @@ class FilesTable:
 
     @property
     def location(self) -> str:
-        """The path of the files, as given."""
         return self.path
 
     def lineage(self) -> list[tuple[str, str]]:
-        """Return the OpenLineage name of the path."""
         return [lineage_name(self.path)]
 
     def pin(self, now_ms: int) -> Json:
-        """
-        Return the pins of all files below the path, in the order of their paths.
-
-        :raises InvalidError: there are more than 1,000 files, or the path or a file is inside a table or dataset. Nothing was written
-        """
+        """Pin all files below the path, at most 1,000, in the order of their paths. The path and the files must not be inside a table or dataset."""
         self._files().refuse_tables(now_ms)  # a dataset also has files that were replaced or never committed
         files = self._files().listing(now_ms)
         check_number_of_files(files, location=self.path)
@@ -71,7 +65,6 @@ class FilesTable:
         )
 
     def check_pin(self, pin: Json) -> None:
-        """Check that each pinned file exists, unchanged."""
         files = self._files()
         with checking_pin():
             files.check_pins(files.read_pins(pin), was_read=False)

@@ -48,7 +48,6 @@ def receive(receiver: SqsReceiver, bucket: str, prefix: str) -> Notified:
     """
     Receive the waiting messages.
 
-    :param bucket: the bucket of the source
     :param prefix: prefix of the keys of the source, without a trailing slash; ``""`` for the whole bucket
     """
     notified = Notified()

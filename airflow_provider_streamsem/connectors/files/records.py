@@ -173,12 +173,7 @@ class FileRecords:
                     raise DataError(summary, column=field.name, **self._contradiction())
 
     def check_read(self, read: int) -> None:
-        """
-        Compare the number of records read with the row counts in the footers of Parquet and ORC files.
-
-        :param read: number of records that Spark read
-        :raises DataError: the numbers differ; the error names the first file that differs
-        """
+        """Compare with the row counts in the footers of Parquet and ORC files. The error names the first file that differs."""
         if self._footers is None or read == sum(footer.rows for footer in self._footers.values()):
             return
         root = plain_root(self._source.path)
@@ -199,9 +194,8 @@ class FileRecords:
 
     def take_observed(self, values: Mapping[str, Any], records: int) -> None:
         """
-        Report columns of the schema that are null in every JSON or CSV record of the batch, and keep the checksums of the bad texts.
-
-        :raises DataError: there are such columns, and ``missing_columns`` is ``"refuse"``
+        Report columns of the schema that are null in every JSON or CSV record of the batch, and keep the checksums of the bad texts. Raises ``DataError`` for
+        such columns if ``missing_columns`` is ``"refuse"``.
         """
         self._bad_checksums = values.get(_CHECKSUMS, MANY)  # no value if the input is large
         columns = absent_columns.absent(self._declared, values) if records else []
@@ -439,11 +433,7 @@ class FileRecords:
         return ordered.position(F.col(PATH), F.col(START)) if self._positions else []
 
     def bad_records(self) -> Iterator[BadRecord]:
-        """
-        Yield the bad records. Reads the lines of the same files a second time, and parses those that may be bad.
-
-        :raises DataError: a CSV file has a record with quoted line breaks, of which a line looks like a complete record. Nothing became visible
-        """
+        """Raises ``DataError`` if a line of a CSV record with quoted line breaks looks like a complete record."""
         frames = []
         is_decoded = self._source.encoding != "UTF-8"
         text = decoded(RAW, self._source.encoding).alias(_TEXT)

@@ -85,26 +85,13 @@ class FilesSink:
 
     @property
     def location(self) -> str:
-        """The root of the dataset, as given."""
         return self.path
 
     def immutable_config(self) -> Json:
-        """
-        Return the root of the dataset and the format.
-
-        Partition columns, codec and file size may change, because the log stores the partition values of each file.
-        """
+        """Partition columns, codec and file size may change, because the log stores the partition values of each file."""
         return {"type": "files", "path": normalised(self.path), "format": self.format}
 
     def claim(self, pipeline_uuid: str, log: str, *, new: bool) -> None:
-        """
-        Verify the ownership marker of the dataset. If the log is new and the dataset has none, create it.
-
-        :param new: whether the log has no version yet
-        :raises LogDamagedError: the ownership marker is missing although the log has versions
-        :raises ConflictError: the dataset belongs to another pipeline or log, or has files without an ownership marker
-        :raises UnavailableError: the store did not report the result of a request
-        """
         mark = canonical({"format": 1, "entry": "dataset", "pipeline_uuid": pipeline_uuid, "log": normalised(log)})
         store = self._dataset()
         try:
@@ -139,11 +126,6 @@ class FilesSink:
             )
 
     def refuse_existing_output(self, log: str) -> None:
-        """
-        Refuse a dataset with an ownership marker or files. Called if the log does not exist, because a new log must not reuse the dataset of an earlier log.
-
-        :raises ConflictError: the dataset has an ownership marker or files
-        """
         store = self._dataset()
         if store.stat(keys.DATASET_MARKER) is not None:
             raise DatasetOwnedError(
@@ -162,7 +144,6 @@ class FilesSink:
         return next(store.list("data/", limit=1), None) is not None
 
     def attempt_location(self, version: int, attempt_id: str) -> str:
-        """Return the attempt's own directory or prefix."""
         return self._dataset().engine_path(keys.data_prefix(version, attempt_id))
 
     def resolve_schema(self, schema: str) -> str:
@@ -173,8 +154,6 @@ class FilesSink:
         * JSON cannot represent map keys that are not strings. Spark writes such keys as text that it cannot read back.
         * From ORC, Spark cannot read columns whose names contain a backtick or are empty.
         * From ORC, Spark returns timestamps with a time zone in the time zone of the Java process that reads them.
-
-        :raises DataError: the format cannot store a column. Nothing became visible
         """
         fields = json.loads(schema)["fields"]
         binary = [field["name"] for field in fields if field["type"] == "binary"]
@@ -217,7 +196,6 @@ class FilesSink:
         return self.format not in ("csv", "json") or recorded != "float"
 
     def stage(self, frame: DataFrame, version: int, attempt_id: str) -> frozenset[str] | None:
-        """Write the frame with Spark's writer."""
         from airflow_provider_streamsem.connectors.data_files import write
 
         return write.write_files(frame, self, self.attempt_location(version, attempt_id))
@@ -278,7 +256,6 @@ class FilesSink:
         return {(of_version, attempt_id) for of_version, attempt_id in found if keys.is_attempt_id(attempt_id)}
 
     def discard(self, version: int, attempt_id: str, *, dry_run: bool = False) -> int:
-        """Remove the attempt's directory; return its size in bytes."""
         dataset, prefix = self._dataset(), keys.data_prefix(version, attempt_id)
         size = sum(stat.bytes for stat in dataset.list(prefix))
         if not dry_run:
@@ -286,19 +263,16 @@ class FilesSink:
         return size
 
     def file_identity(self, key: str, format: str) -> tuple[int, str] | None:
-        """Return size in bytes and checksum of a file; ``None`` if it is missing."""
         dataset = self._dataset()
         stat = dataset.stat(key)
         return None if stat is None else (stat.bytes, footers.checksum(dataset, stat, format))
 
     def count(self, key: str, format: str) -> int:
-        """Return the rows of a file from its footer, or by reading it; 0 if it is missing."""
         dataset = self._dataset()
         stat = dataset.stat(key)
         return 0 if stat is None else footers.describe(dataset, stat, format).rows
 
     def is_complete(self, committable: Committable) -> bool:
-        """Return whether every file has the recorded size and checksum."""
         return all(
             self.file_identity(file.key, committable.format) == (file.bytes, file.checksum)
             for file in committable.files

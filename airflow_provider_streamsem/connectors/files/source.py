@@ -195,27 +195,19 @@ class FilesSource(SourceDefaults):
 
     @property
     def location(self) -> str:
-        """The path of the files, as given."""
         return self.path
 
     def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
-        """Return the OpenLineage name of the path."""
         return [lineage_name(self.path)]
 
     def immutable_config(self) -> Json:
-        """Return the path and the format."""
         return {"type": "files", "path": normalised(self.path), "format": self.format}
 
     def initial_offsets(self) -> Offsets:
-        """Return the first ordinal, 0."""
         return {PARTITION: 0}
 
     def offsets_for_time_in(self, log: CommitLog, at_ms: int) -> Offsets:
-        """
-        Return the first ordinal whose file has a modification time at or after ``at_ms`` (milliseconds UTC), or the next ordinal if there is none.
-
-        Files without an ordinal get later ones, so they are at or above the result.
-        """
+        """Find the time by modification times. Files without an ordinal get later ones, so they are at or above the result."""
         ledger = Ledger(log)
         newest = ledger.newest()
         end = 0 if newest is None else newest.end
@@ -223,11 +215,9 @@ class FilesSource(SourceDefaults):
         return {PARTITION: next(younger, end)}
 
     def open(self, log: CommitLog, hint: Json) -> FilesPlanner:
-        """Bind the source to a log."""
         return FilesPlanner(self, log, hint)
 
     def read_pins(self, pins: Json) -> tuple[FilePin, ...]:
-        """Decode the pins of a plan."""
         return read_pins(pins, location=self.path, is_read=_is_data)
 
     def next_hint(self, hint: Json, pins: Sequence[FilePin], counts: Mapping[str, int]) -> Json:
@@ -388,13 +378,7 @@ class FilesSource(SourceDefaults):
         return _is_data(key) and fnmatchcase(key.rpartition("/")[2], self.glob)
 
     def check_pins(self, pins: Sequence[FilePin], *, was_read: bool) -> None:
-        """
-        Check that each pinned file exists with the pinned size and identity (D5).
-
-        :raises RecordsMissingError: a file is missing, or was changed after it was planned. Nothing became visible
-        :raises DataError: Spark would silently lose records of a file (:mod:`truncation`). Nothing became visible
-        :raises UnavailableError: the path is empty or missing, or the store did not report the result of a request
-        """
+        """Check the size and identity of each file. Raises ``DataError`` if Spark would silently lose records of one (:mod:`truncation`)."""
         for pin, stat in zip(pins, self._stats([pin.path for pin in pins]), strict=True):
             where = {"location": self.path, "file": pin.path}
             if stat is None:
@@ -415,13 +399,11 @@ class FilesSource(SourceDefaults):
 
     @property
     def reason_records_are_needed(self) -> str:
-        """Why the columns are not known without files; ``""`` if they are known."""
         if self.hive_partitions:
             return "its directories may define columns: set hive_partitions=False"
         return "its files define the columns: give it a schema" if self.schema is None and self.format != "text" else ""
 
     def load(self, spark: SparkSession, pins: Sequence[FilePin]) -> Loaded:
-        """Load the pinned files on Spark."""
         return self._load(spark, pins, in_order=False)
 
     def load_in_order(self, spark: SparkSession, pins: Sequence[FilePin]) -> Loaded:
@@ -471,11 +453,7 @@ class FilesPlanner:
         self._ledger = Ledger(log, newest_hint=_number(hint, "newest", -1))
 
     def poll(self, hint: Json) -> ListedEnd:
-        """
-        List the path and assign ordinals to new files.
-
-        :raises InvalidError: the pipeline is new, and the path or a file is inside a table or dataset
-        """
+        """List the path and assign ordinals to new files. A new pipeline must not read files inside a table or dataset (``InvalidError``)."""
         if hint is None:
             self._source.refuse_tables(self._clock.now_ms())
         if self._source.notifications is None or self._is_listing_due():
@@ -515,15 +493,7 @@ class FilesPlanner:
     def slice(
         self, start: Offsets, end: SourceEnd, limits: Limits, hint: Json, *, on_data_loss: str
     ) -> SourceSlice | None:
-        """
-        Select files in the order of their ordinals: as many as the limits allow, and at least one. Returns ``None`` if there are no files.
-
-        With ``on_data_loss="record_gap"``, files that are missing, changed or refused by :mod:`truncation` become gaps.
-
-        :raises DataError: with ``"fail"``: :mod:`truncation` refuses a file. Nothing was written
-        :raises SourceChangedError: with ``"fail"``: a file is missing or was changed. Nothing was written
-        :raises UnavailableError: the path is empty or missing, or the store did not report the result of a request
-        """
+        """Missing and changed files can become gaps, and files that :mod:`truncation` refuses. With ``"fail"``, refused files raise ``DataError``."""
         first, last = position(start, PARTITION), position(end.offsets, PARTITION)
         if limits.max_files is not None:
             last = min(last, first + limits.max_files)
@@ -591,7 +561,6 @@ class FilesPlanner:
         return discovered - position(start, PARTITION) + len(self._unseen())
 
     def unread_before(self, start: Offsets, at_ms: int) -> int:
-        """Return how many of the files that :meth:`lag` counts have a modification time before ``at_ms`` (milliseconds UTC, exclusive)."""
         return sum(file.mtime_ns < at_ms * 1_000_000 for file in self._unread(start))
 
     def minimum_clock(self, start: Offsets) -> int | None:

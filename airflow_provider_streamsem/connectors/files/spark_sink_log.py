@@ -24,9 +24,6 @@ def committed(store: Store, keys: Iterable[str], location: str) -> set[str] | No
 
     The newest compacted batch has the files of all earlier batches, and each later batch has its own.
 
-    :param store: the store of the directory
-    :param keys: all keys below the directory
-    :param location: URL of the directory
     :returns: ``None`` if the directory has no such log
     :raises DataError: the log is not complete, or has something that this release does not know. Nothing was written
     """

@@ -42,8 +42,6 @@ def former_sinks(log: CommitLog, version: int, newest: Outcome) -> dict[str, Fil
     Return the sinks that alters after a version have removed or replaced, as they were at the version; ``None`` for a sink that did not exist then.
 
     A string is the type of a sink outside the log. If an alter has moved the dataset since, the sink has the path to which it was moved.
-
-    :param newest: the newest outcome of the log
     """
     former: dict[str, FilesSink | str | None] = {}
     for at, alter in log.commits_of(Alter, newest, after=version):

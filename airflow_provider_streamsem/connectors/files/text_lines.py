@@ -88,8 +88,6 @@ def refuse_lines_inside_records(frame: DataFrame, text: str, bad: DataFrame, csv
     it that sets it, toggled once for each toggling line in between.
 
     :param frame: lines with the columns :data:`PATH` and :data:`START`
-    :param text: name of the column of decoded lines
-    :param bad: the bad lines
     :raises DataError: such a line exists; the error names the file
     """
     from_outside, from_inside = F.col(_OUTSIDE), F.col(_INSIDE)

@@ -20,9 +20,7 @@ def flaw(format: str, path: str, size: int) -> str:
     """
     Return the reason why a file must not be read; ``""`` if the file may be read, because Spark fails on a truncated file of this kind.
 
-    :param format: the source's format
     :param path: the file's path, whose extension names the compression codec
-    :param size: size in bytes
     """
     if format in _COLUMNAR:
         return "" if size else "a file of this format cannot be empty"

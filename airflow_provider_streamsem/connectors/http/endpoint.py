@@ -87,7 +87,6 @@ def address(airflow_connection: Connection, endpoint: str) -> Address:
     """
     Return the address of an Airflow connection of type ``http``, as Airflow's HTTP provider interprets it.
 
-    :param airflow_connection: the connection
     :param endpoint: path below the host of the connection; ``""``: the host itself
     :raises InvalidError: the connection has no valid host, or a header that cannot be sent
     """
@@ -206,7 +205,6 @@ def retry_after_s(headers: Mapping[str, str], now_ms: int) -> float | None:
 
     A date is compared with the ``Date`` header of the response, so that the clocks of client and server need not agree.
 
-    :param headers: the headers of the response
     :param now_ms: the current time in milliseconds UTC, used if the response has no ``Date``
     :returns: seconds to wait; ``None`` if the header is missing or invalid
     """

@@ -172,7 +172,6 @@ class HttpSink(StagedSink):
 
     @property
     def location(self) -> str:
-        """The location where rows are staged."""
         return self.staging
 
     @property
@@ -211,12 +210,7 @@ class HttpSink(StagedSink):
         }
 
     def resolve_schema(self, schema: str) -> str:
-        """
-        Check that JSON can represent every column, that the columns of ``record_id`` exist, and that the connection is valid.
-
-        :raises DataError: JSON cannot represent a column, or a ``record_id`` column is missing. Nothing became visible
-        :raises InvalidError: the connection is not valid
-        """
+        """Also check that the columns of ``record_id`` exist, and that the connection is valid (``InvalidError``)."""
         names = check_types(schema)
         missing = sorted({*self.record_id} - {*names}) if names else []
         if missing:
@@ -226,7 +220,6 @@ class HttpSink(StagedSink):
         return schema
 
     def warnings(self) -> list[str]:
-        """Return a warning if the sink sends credentials without encryption."""
         address = self.address()
         if not address.sends_secrets_in_clear:
             return []
@@ -238,11 +231,7 @@ class HttpSink(StagedSink):
         return Publisher(self, batch, effects).publish()
 
     def skip(self, batch: SinkCommit, effects: EffectLedger) -> Receipt | None:
-        """
-        Skip the records whose result no publisher has recorded. Makes no call.
-
-        With ``at_least_once`` they become *unknown*, because a publisher may have called the endpoint and died before it recorded the result.
-        """
+        """With ``at_least_once``, records become *unknown*: a publisher may have called the endpoint and died before it recorded the result."""
         return Publisher(self, batch, effects).skip()
 
     def marker(self, pipeline_uuid: str, sink: str) -> SinkMarker | None:
@@ -250,11 +239,7 @@ class HttpSink(StagedSink):
         return None
 
     def stats(self, parquet: Any) -> str:
-        """
-        Return no statistics. Refuse dates and times outside the years 1 to 9999 before the batch is committed.
-
-        :raises DataError: a column has such values. Nothing became visible
-        """
+        """Return no statistics. Refuse dates and times outside the years 1 to 9999."""
         keyed_rows.check_times(parquet)
         return ""
 

@@ -56,7 +56,6 @@ def check_properties(where: str, properties: Mapping[str, str], *, accepts_secre
     """
     Refuse properties that name code, and properties that are not in the allow-list.
 
-    :param where: prefix of the error message
     :param accepts_secrets: whether the properties may contain secrets. ``True`` only for a connection, because the log stores the spec
     :raises InvalidError: names the properties, without their values
     """

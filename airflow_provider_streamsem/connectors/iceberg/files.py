@@ -35,7 +35,6 @@ def metrics(parquet: Any, *, partition_by: Sequence[str]) -> str:
     Decimals are text. For text of more than 16 characters, the lower bound is truncated, and the upper bound is truncated and incremented.
 
     :param parquet: pyarrow's metadata of the file
-    :param partition_by: the table's partition columns
     :raises DataError: a partition value is outside the years 1 to 9999, which pyiceberg cannot represent
     """
     groups = [parquet.row_group(number) for number in range(parquet.num_row_groups)]
@@ -205,10 +204,6 @@ def iceberg_file(table: TableMetadata, file: DataFile, uri: str) -> IcebergFile:
     Build the manifest entry of one staged file.
 
     The partition values come from the log. They are not derived from the bounds of the columns, which are not exact for long text.
-
-    :param table: metadata of the table
-    :param file: the staged file, as the log records it
-    :param uri: URI of the file
     """
     from pyiceberg.typedef import Record
 
@@ -224,8 +219,6 @@ def data_file(
     """
     Build the manifest entry of a file with the partition spec of the table.
 
-    :param bytes: size of the file
-    :param rows: number of rows of the file
     :param stats: result of :func:`metrics`; empty if there is none
     """
     from pyiceberg.conversions import to_bytes

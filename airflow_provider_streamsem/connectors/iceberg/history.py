@@ -142,7 +142,6 @@ def appended(table: Table, snapshot: Snapshot, location: str) -> list[FilePin]:
     """
     Return the files that a snapshot added.
 
-    :param location: location of the table's files
     :raises SourceChangedError: a file is elsewhere or is not a Parquet file. Nothing was written
     """
     from pyiceberg.manifest import ManifestContent, ManifestEntryStatus
@@ -165,7 +164,6 @@ def at_snapshot(table: Table, snapshot: Snapshot, location: str) -> list[FilePin
     """
     Return the files of the table at a snapshot, in the order of the snapshots that added them, then of their keys.
 
-    :param location: location of the table's files
     :raises SourceChangedError: rows are deleted by delete files; or a file is elsewhere or is not a Parquet file. Nothing was written
     """
     from pyiceberg.manifest import ManifestContent

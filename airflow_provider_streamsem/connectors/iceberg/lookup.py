@@ -72,20 +72,13 @@ class IcebergTable:
 
     @property
     def location(self) -> str:
-        """The location of the table's files, as given."""
         return self.path
 
     def lineage(self) -> list[tuple[str, str]]:
-        """Return the OpenLineage name of the location of the table's files."""
         return [lineage_name(self.path)]
 
     def pin(self, now_ms: int) -> Json:
-        """
-        Return the pin of the newest snapshot of the branch.
-
-        :raises SourceChangedError: there is no table or branch, the snapshot cannot be read, or it lacks a file. Nothing was written
-        :raises InvalidError: the snapshot has more than 1,000 files. Nothing was written
-        """
+        """Pin the newest snapshot of the branch. It must have at most 1,000 files (``InvalidError``), and lack none (``SourceChangedError``)."""
         with self._source().opened() as table:
             lineage = history.lineage(table, self.branch)
             number = max(lineage.end - 1, 0)

@@ -35,10 +35,6 @@ def merge(commit: OneCommit, location: str, batch: SinkCommit, key: str, mark: d
     """
     Stage a snapshot that merges a batch into the table: each row replaces the row with the same key, or is inserted.
 
-    :param commit: the transaction
-    :param location: location of the staged files
-    :param key: the column that identifies a row
-    :param mark: properties of the snapshot
     :raises PublishError: the staged rows differ from the count at staging, the merge would change dates or times of the table, or the rows of the new files
         differ from the rows that were to be written
     """

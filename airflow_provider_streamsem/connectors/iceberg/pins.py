@@ -69,7 +69,6 @@ def read_pins(pins: Json, *, table: str) -> tuple[Pin, ...]:
     """
     Decode the pins of a plan.
 
-    :param table: name of the table, for errors
     :raises LogDamagedError: the pins have another form, or name a file outside the location of the table's files
     """
     from pyiceberg.schema import Schema
@@ -104,7 +103,6 @@ def key_of(uri: str, location: str) -> str | None:
     Return the key of a file of the table, relative to a location; ``None`` if the file is elsewhere.
 
     :param uri: path of the file in the table's metadata. It is literal, without escapes
-    :param location: location of the table's files
     """
     scheme, root = split_url(location)
     file_scheme, _, rest = uri.partition(":") if not uri.startswith("/") else ("file", "", uri)

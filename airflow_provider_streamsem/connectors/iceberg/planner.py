@@ -68,12 +68,7 @@ class IcebergPlanner:
         self, start: Offsets, end: SourceEnd, limits: Limits, hint: Json, *, on_data_loss: str
     ) -> SourceSlice | None:
         """
-        Select files of the initial snapshot or, after its last file, whole snapshots: as many as the limits allow, and at least one.
-
-        :param on_data_loss: ``"fail"``: an expired snapshot or a missing file fails the run. ``"record_gap"``: such a snapshot, or file of the initial
-            snapshot, becomes a gap
-        :raises SourceChangedError: the table was recreated or the branch rewritten; a snapshot cannot be read; or, with ``"fail"``, a snapshot has expired
-            or a file is missing. Nothing was written
+        Select files of the initial snapshot or, after its last file, whole snapshots. Expired snapshots and missing files of the initial one can become gaps.
         """
         with self._opened() as table:
             uuid = str(table.metadata.table_uuid)
@@ -223,11 +218,9 @@ class IcebergPlanner:
         return len(self._unread_times(start))
 
     def unread_before(self, start: Offsets, at_ms: int) -> int:
-        """Return how many of the items that :meth:`lag` counts were committed before ``at_ms`` (milliseconds UTC, exclusive)."""
         return sum(ms < at_ms for ms in self._unread_times(start))
 
     def minimum_clock(self, start: Offsets) -> int | None:
-        """Return when the oldest unread snapshot was committed, in milliseconds UTC; ``None`` if no snapshot is unread."""
         return min(self._unread_times(start), default=None)
 
     def _unread_times(self, start: Offsets) -> list[int]:

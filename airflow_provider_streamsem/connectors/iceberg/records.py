@@ -72,11 +72,7 @@ class IcebergRecords:
         return iter(())
 
     def check_read(self, read: int) -> None:
-        """
-        Compare the number of rows that Spark read with the number in the metadata of the table, which the footers confirmed.
-
-        :raises DataError: the numbers differ. Nothing became visible
-        """
+        """Compare with the number in the metadata of the table, which the footers confirmed."""
         rows.check_read(self._location, self._files, read, snapshots=(self._table.start, self._table.end))
 
     def _read(self, file_columns: Any, files: Sequence[FilePin]) -> DataFrame:

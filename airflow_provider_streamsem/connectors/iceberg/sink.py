@@ -129,11 +129,7 @@ class IcebergSink(TableSink[_Handle]):
             raise InvalidError(summary, given=list(self.keys))
 
     def immutable_config(self) -> Json:
-        """
-        Return the catalog's name, the table, the location of its files, its partition columns and, for mode ``upsert``, the mode and the key.
-
-        The properties of the catalog are not included and may change.
-        """
+        """The properties of the catalog are not included and may change."""
         return {
             "type": "iceberg",
             "path": normalised(self.path),
@@ -144,11 +140,7 @@ class IcebergSink(TableSink[_Handle]):
         }
 
     def resolve_schema(self, schema: str) -> str:
-        """
-        Check that Iceberg has the column types, and that the columns fit the table if it exists. Returns the columns with the table's types.
-
-        :raises DataError: a column does not fit, or the table has requirements that this sink does not satisfy. Nothing became visible
-        """
+        """Also refuse a table with requirements that this sink does not satisfy."""
         with self._opened() as catalog:
             table = self._read(catalog, refusal=DataError)
             if table is not None:
@@ -236,11 +228,7 @@ class IcebergSink(TableSink[_Handle]):
         return iceberg_files.metrics(parquet, partition_by=self.partition_by)
 
     def marker(self, pipeline_uuid: str, sink: str) -> SinkMarker | None:
-        """
-        Read the marker from the table's property.
-
-        :raises MarkerLostError: the table was rolled back. A rollback keeps the property but removes the rows
-        """
+        """Read the table's property. Raises ``MarkerLostError`` after a rollback, which keeps the property but removes the rows."""
         with self._opened() as catalog:
             table = self._read(catalog, refusal=UnavailableError)
             key = _key(pipeline_uuid, sink)
@@ -251,16 +239,13 @@ class IcebergSink(TableSink[_Handle]):
 
     @contextmanager
     def opened(self, batch: SinkCommit, failure: Failure | None, *, skips: bool) -> Iterator[_Handle]:
-        """Open the catalog, and load the current table."""
         with self._opened() as catalog:
             yield _Handle(catalog, self._read(catalog, refusal=PublishError))
 
     def marker_in(self, handle: _Handle, batch: SinkCommit) -> SinkMarker | None:
-        """Read the marker from the table's property."""
         return None if handle.table is None else _marker(handle.table, _key(batch.pipeline_uuid, batch.sink))
 
     def check_sink(self, handle: _Handle, batch: SinkCommit, marker: SinkMarker | None) -> None:
-        """Check that the table has the pipeline's marker and was not rolled back."""
         if not batch.is_settled(marker):
             problem = "has no marker of this pipeline: it was deleted and recreated, or replaced"
             if handle.table is None:
@@ -272,7 +257,6 @@ class IcebergSink(TableSink[_Handle]):
             raise batch.marker_lost_error(_ROLLED_BACK, marker=marker.version, table=self.table, catalog=self.catalog)
 
     def commit(self, handle: _Handle, batch: SinkCommit, marker: SinkMarker | None, *, skips: bool) -> bool:
-        """Commit the files or merged rows, the marker, and the removal of the files that reprocessing replaces, in one commit."""
         handle.table = table = handle.table or self._create_table(handle.catalog, batch)
         key = _key(batch.pipeline_uuid, batch.sink)
         self._commit_once(table, batch, key, "skipped" if skips else "applied")
@@ -291,11 +275,6 @@ class IcebergSink(TableSink[_Handle]):
         return {"snapshot": str(snapshot_ids[-1])} if snapshot_ids else None
 
     def table_state(self, handle: _Handle) -> object:
-        """
-        Return the metadata location of the table.
-
-        If another writer's commit has caused the failure, the metadata differs at the next try. On the same metadata, the commit fails again.
-        """
         return "" if handle.table is None else handle.table.metadata_location
 
     def is_refusal(self, error: Exception) -> bool:
@@ -304,7 +283,6 @@ class IcebergSink(TableSink[_Handle]):
 
     @property
     def table_name(self) -> str:
-        """The identifier of the table."""
         return self.table
 
     def _commit_once(self, table: Table, batch: SinkCommit, key: str, state: str) -> None:

@@ -104,12 +104,10 @@ class IcebergSource(SourceDefaults):
 
     @property
     def conditions(self) -> str:
-        """The condition of the guarantee, if snapshots are skipped."""
         return "without snapshots that change rows" if self.changes == "skip" else ""
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """The reasons for :attr:`delivery`."""
         changing = (
             "fails the run" if self.changes == "refuse" else "is ignored, with rows that it added"
         )  # fmt: skip
@@ -121,7 +119,6 @@ class IcebergSource(SourceDefaults):
 
     @property
     def location(self) -> str:
-        """The location of the table's files, as given."""
         return self.path
 
     def to_json(self) -> Json:
@@ -129,7 +126,6 @@ class IcebergSource(SourceDefaults):
         return {**asdict(self), "properties": dict(self.properties)}
 
     def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
-        """Return the OpenLineage name of the location of the table's files."""
         return [lineage_name(self.path)]
 
     def immutable_config(self) -> Json:
@@ -160,12 +156,6 @@ class IcebergSource(SourceDefaults):
                 raise
 
     def initial_offsets(self) -> Offsets:
-        """
-        Return the offsets at which a new pipeline starts, as ``starting`` defines them.
-
-        :raises InvalidError: ``starting`` names a snapshot or tag that the branch does not have
-        :raises SourceChangedError: there is no table, or this source cannot read it. Nothing was written
-        """
         if type(self.starting) is not int and not self._has_name_as_start():
             return self.offsets_for_time(arguments.time_ms("starting", self.starting))
         with self.opened() as table:
@@ -189,13 +179,7 @@ class IcebergSource(SourceDefaults):
         raise InvalidError(summary, table=self.table, branch=self.branch, given=self.starting)
 
     def offsets_for_time(self, at_ms: int) -> Offsets:
-        """
-        Return the offsets of the first snapshot that was committed at or after ``at_ms`` (milliseconds UTC).
-
-        If the branch has no older snapshot, they are those of the table at the newest snapshot. If no snapshot is that new, they are the end.
-
-        :raises SourceChangedError: there is no table, or this source cannot read it. Nothing was written
-        """
+        """If the branch has no older snapshot, return the offsets of the table at the newest snapshot."""
         with self.opened() as table:
             lineage = history.lineage(table, self.branch)
             before: int | None = None
@@ -216,11 +200,9 @@ class IcebergSource(SourceDefaults):
         return {f"{SNAPSHOTS}{uuid}": lineage.end, **({f"{INITIAL}{uuid}": -number} if number else {})}
 
     def open(self, log: CommitLog, hint: Json) -> IcebergPlanner:
-        """Bind the source to a commit log."""
         return IcebergPlanner(self.opened, self.path, self.branch, self.changes)
 
     def read_pins(self, pins: Json) -> tuple[Pin, ...]:
-        """Decode the pins of a plan."""
         return read_pins(pins, table=self.table)
 
     def next_hint(self, hint: Json, pins: Sequence[Pin], counts: Mapping[str, int]) -> Json:
@@ -228,13 +210,7 @@ class IcebergSource(SourceDefaults):
         return hint
 
     def check_pins(self, pins: Sequence[Pin], *, was_read: bool) -> None:
-        """
-        Check that the table is the planned one, and still has the planned files with their sizes (D5).
-
-        :param was_read: whether Spark has read the files. If so, they are not checked, because Spark fails on a missing file, and Iceberg's files never change
-        :raises SourceChangedError: the table was dropped or recreated. Nothing became visible
-        :raises RecordsMissingError: a planned file is missing. Nothing became visible
-        """
+        """Check the table, and the files with their sizes unless Spark has read them: Spark fails on a missing file, and Iceberg's files never change."""
         if not pins:
             return
         planned, files = split(pins)
@@ -249,11 +225,7 @@ class IcebergSource(SourceDefaults):
             raise RecordsMissingError(summary, table=self.table, **facts)
 
     def load(self, spark: SparkSession, pins: Sequence[Pin]) -> Loaded:
-        """
-        Return the rows of the planned files as a DataFrame. Reads the footers of the files, but no row.
-
-        :raises DataError: a file lacks field ids or partition columns that reading it requires. Nothing became visible
-        """
+        """Reads the footers of the files. Raises ``DataError`` if a file lacks field ids or partition columns that reading it requires."""
         return self._load(spark, pins, in_order=False)
 
     def load_in_order(self, spark: SparkSession, pins: Sequence[Pin]) -> Loaded:

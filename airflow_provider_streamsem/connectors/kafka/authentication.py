@@ -148,7 +148,6 @@ def client_settings(settings: Mapping[str, str]) -> dict[str, Any]:
     """
     Return the settings with which a librdkafka client is created.
 
-    :param settings: the properties of the connection
     :raises InvalidError: the library that signs tokens for MSK is not installed
     """
     if mechanism_of(settings) != AWS_MSK_IAM:

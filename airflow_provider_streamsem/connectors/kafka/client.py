@@ -132,7 +132,6 @@ def admin_client(settings: Mapping[str, str]) -> Any:
     """
     Return the ``AdminClient`` of this process for the settings.
 
-    :param settings: librdkafka's settings
     :raises InvalidError: confluent-kafka is not installed
     """
     return _admin_client(*_cache_key(settings))
@@ -177,7 +176,6 @@ def call(request: Any, *, missing: str = "", settings: Mapping[str, str] | None 
     :param request: a callable without arguments, or the ``result`` method of a future
     :param missing: name of the Kafka error for which ``None`` is returned
     :param settings: librdkafka's settings of the client; errors contain its ``bootstrap.servers``
-    :returns: the result of ``request``; ``None`` if it failed with the error ``missing``
     :raises StoreRefusedError: Kafka refused the credentials or the request
     :raises UnavailableError: no broker answered, or the call failed for another reason. Also if the authentication by OAUTHBEARER failed, because the token
         endpoint may be temporarily unavailable

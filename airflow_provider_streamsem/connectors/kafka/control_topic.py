@@ -107,7 +107,6 @@ class ControlTopic:
         ``read_uncommitted`` end offset, and waits until a ``read_committed`` consumer reaches that offset.
 
         :param key: ``<pipeline uuid>/<sink>``
-        :param within_s: timeout in seconds
         :returns: ``None`` if the key has no marker, or if the topic is missing
         :raises UnavailableError: the consumer did not reach the end within the timeout
         """

@@ -23,7 +23,6 @@ def expiry(
 
     :param start: the next offset to read of each partition
     :param within_ms: offsets that retention may delete within this many milliseconds are at risk; ``None``: no offset is at risk
-    :param now_ms: the current time, in milliseconds UTC
     """
     requested = list(partitions)
     ends, lows = cluster.ends(requested), cluster.lows(requested)

@@ -50,7 +50,6 @@ def refuse_other_topics(topics: Iterable[str], *, is_read: Callable[[str], bool]
     """
     Refuse topics that the pipeline does not read. Called before any request to the cluster.
 
-    :param topics: topics that the log names
     :raises LogDamagedError: the pipeline does not read one of them
     """
     others = sorted({topic for topic in topics if not is_read(topic)})

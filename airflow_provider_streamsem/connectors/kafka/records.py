@@ -84,7 +84,6 @@ class KafkaRecords:
         return read, parts
 
     def bad_records(self) -> Iterator[BadRecord]:
-        """Yield the bad records in a second pass over the same ranges."""
         if self.bad is None:
             return
         read, parts = self._decoded(keeps_data=True)

@@ -134,7 +134,6 @@ class KafkaSink(TransactionalSink[_Handle]):
 
     @property
     def location(self) -> str:
-        """The location where rows are staged."""
         return self.staging
 
     def immutable_config(self) -> Json:
@@ -142,22 +141,13 @@ class KafkaSink(TransactionalSink[_Handle]):
         return {"type": "kafka", "staging": normalised(self.staging), "control_topic": self.control_topic}
 
     def claim(self, pipeline_uuid: str, log: str, *, new: bool) -> None:
-        """
-        Write or verify the ownership marker of the staging location. If the log is new, also create the control topic.
-
-        Later runs do not create the control topic, because an empty one would mean that no version was sent. Only :meth:`skip` creates it then.
-        """
+        """If the log is new, also create the control topic."""
         StagedSink.claim(self, pipeline_uuid, log, new=new)
         if new:
             self._control().ensure()
 
     def resolve_schema(self, schema: str) -> str:
-        """
-        Check that the columns are those of a Kafka record, and that the control topic keeps its markers.
-
-        :raises DataError: a column does not fit, or the control topic was deleted. Nothing became visible
-        :raises InvalidError: the configuration of the control topic could lose markers
-        """
+        """Also refuse a control topic that was deleted (``DataError``) or whose configuration could lose markers (``InvalidError``)."""
         check_columns(schema, self.topic)
         control = self._control()
         if control.is_missing():
@@ -171,10 +161,8 @@ class KafkaSink(TransactionalSink[_Handle]):
 
     def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
         """
-        Count the rows of the staged files, and check that Kafka accepts them in one transaction.
-
-        :raises DataError: the batch is too large for one transaction; a record is too large; a row has no topic, or names a topic or partition that does not
-            exist; or a row for a compacted topic has no key. Nothing became visible
+        Also refuse a batch that is too large for one transaction, a record that is too large, a row that has no topic or names a topic or partition that does
+        not exist, and a row for a compacted topic without a key.
         """
         committable = StagedSink.collect(self, version, attempt_id, accepted)
         if committable.rows:  # Spark may write a file without rows
@@ -244,7 +232,6 @@ class KafkaSink(TransactionalSink[_Handle]):
         return authentication.warnings("sink kafka", self.conn_id, settings)
 
     def marker(self, pipeline_uuid: str, sink: str) -> SinkMarker | None:
-        """Return the newest marker in the control topic."""
         return self._control().marker(f"{pipeline_uuid}/{sink}", within_s=self.transaction_timeout_s)
 
     def _control(self) -> ControlTopic:
@@ -296,26 +283,21 @@ class KafkaSink(TransactionalSink[_Handle]):
         control.check()
 
     def marker_in(self, handle: _Handle, batch: SinkCommit) -> SinkMarker | None:
-        """Return the marker that :meth:`opened` read from the control topic."""
         return handle.marker
 
     def check_sink(self, handle: _Handle, batch: SinkCommit, marker: SinkMarker | None) -> None:
-        """Check that the control topic has the marker that the newest receipts name."""
         summary = "the control topic has no marker of this pipeline, but the log has receipts of sent records: the topic was deleted and recreated"
         if not batch.is_settled(marker):
             batch.check_marker(marker, summary, control_topic=self.control_topic, key=_key(batch))
 
     def commit(self, handle: _Handle, batch: SinkCommit, marker: SinkMarker | None, *, skips: bool) -> bool:
-        """Commit the records and the marker in one Kafka transaction."""
         self._commit(handle.producer, batch, "skipped" if skips else "applied")
         return True
 
     def is_refusal(self, error: Exception) -> bool:
-        """Return whether Kafka's error is permanent, by its name."""
         return _name(error) in _PERMANENT
 
     def refused_error(self, batch: SinkCommit, cause: Exception) -> StreamsemError:
-        """Return an error that names Kafka's error."""
         return self._publish_error(
             batch, cause, "Kafka refuses the batch; no record of the batch is committed in Kafka"
         )

@@ -135,7 +135,6 @@ class KafkaSource(SourceDefaults):
 
     @property
     def spark_packages(self) -> tuple[str, ...]:
-        """Return the names of the Spark packages: ``kafka``, and ``avro`` if a decoder is an :class:`Avro`."""
         return ("kafka", *decoding.spark_packages(self.key, self.value))
 
     def to_json(self) -> Json:
@@ -151,7 +150,6 @@ class KafkaSource(SourceDefaults):
         return {"type": "kafka", "topics": sorted(self.topics), "topic_pattern": self.topic_pattern}
 
     def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
-        """Return the lineage datasets of the configured topics and of the topics in ``ranges``."""
         return lineage_names(settings_of(self.conn_id, self.bootstrap_servers), {*self.topics}, ranges)
 
     def cluster(self) -> KafkaCluster:
@@ -181,12 +179,6 @@ class KafkaSource(SourceDefaults):
         return partitions
 
     def initial_offsets(self) -> Offsets:
-        """
-        Return the initial offset of each partition that exists now, as ``starting`` defines it.
-
-        :raises InvalidError: ``starting`` names a partition that does not exist, or an offset above the end offset
-        :raises SourceChangedError: a configured topic does not exist. Nothing was written
-        """
         cluster = self.cluster()
         partitions = self.partitions(cluster)
         if self.starting == "latest":
@@ -211,7 +203,6 @@ class KafkaSource(SourceDefaults):
         return _named(lows)
 
     def extends(self, before: Json) -> Offsets | None:
-        """Return the initial offsets of the topics that a source with the immutable fields ``before`` does not read."""
         topics, pattern = before.get("topics") or [], before.get("topic_pattern")
         is_extended = pattern == self.topic_pattern if pattern is not None else all(map(self.reads, topics))
         if before.get("type") != "kafka" or not is_extended:
@@ -223,32 +214,23 @@ class KafkaSource(SourceDefaults):
         }
 
     def offsets_for_time(self, at_ms: int) -> Offsets:
-        """Return partition → the first offset with a timestamp at or after ``at_ms`` (milliseconds UTC), or the end offset if there is none."""
         cluster = self.cluster()
         return _named(cluster.offsets_for_time(self.partitions(cluster), at_ms))
 
     def expiry(self, start: Offsets, *, within_ms: int | None, now_ms: int) -> Expiry:
-        """Count the offsets at or above ``start`` that retention has deleted or may delete soon."""
         cluster = self.cluster()
         return expiry(cluster, self.partitions(cluster), start, within_ms=within_ms, now_ms=now_ms)
 
     def open(self, log: CommitLog, hint: Json) -> KafkaPlanner:
-        """Bind the source to a commit log."""
         return KafkaPlanner(self)
 
     def read_pins(self, pins: Json) -> tuple[RangePin, ...]:
-        """Decode the pins of a plan."""
         return read_pins(pins, is_read=self.reads)
 
     def check_pins(self, pins: Sequence[RangePin], *, was_read: bool) -> None:
         """
-        Check that Kafka still has each pinned range, in a topic with the pinned id, and that the partition was not truncated since the plan (D5).
-
-        After the read, retention may delete the ranges. If an offset had been missing during the read, Spark would have failed.
-
-        :param was_read: whether Spark has read the ranges. If so, the earliest offsets are not checked
-        :raises SourceChangedError: a partition was truncated below the end of its range. Nothing became visible
-        :raises RecordsMissingError: a topic was deleted or recreated, or retention has deleted offsets of a range. Nothing became visible
+        Check each range, the id of its topic, and that the partition was not truncated since the plan (D5). After the read, the earliest offsets are not
+        checked. Retention may delete the ranges then, and Spark would have failed on a missing offset.
         """
         cluster = self.cluster()
         pinned = {Partition(pin.topic, pin.partition, pin.topic_id): pin for pin in pins}
@@ -271,7 +253,6 @@ class KafkaSource(SourceDefaults):
                 raise RecordsMissingError(summary, partition=p.name, range=(pin.start, pin.end), first=low)
 
     def load(self, spark: SparkSession, pins: Sequence[RangePin]) -> KafkaRecords:
-        """Return the records of the pinned ranges as a DataFrame. This call reads no record."""
         from airflow_provider_streamsem.connectors.kafka.records import COLUMNS, KafkaRecords, read_ranges
 
         settings = {**self.options, **java_settings(settings_of(self.conn_id, self.bootstrap_servers))}
@@ -381,13 +362,7 @@ class KafkaPlanner(PlannerDefaults):
     def slice(
         self, start: Offsets, end: SourceEnd, limits: Limits, hint: Json, *, on_data_loss: str
     ) -> SourceSlice | None:
-        """
-        Select ranges from ``start`` (inclusive) towards ``end`` (exclusive). ``limits.max_rows`` is distributed in proportion to the partitions' lag.
-
-        :param on_data_loss: ``"fail"``: missing offsets fail the run. ``"record_gap"``: they become gaps, which do not count towards the limit
-        :returns: ``None`` if there is nothing to read
-        :raises SourceChangedError: a partition was truncated; or, with ``"fail"``, offsets are missing or a topic was recreated. Nothing was written
-        """
+        """``limits.max_rows`` is distributed in proportion to the partitions' lag. Gaps do not count towards it."""
         unread, known = between(start, end.offsets), _known_ends(hint)
         topics = {parse_partition(name).topic for name in {*start, *end.offsets}}
         refuse_other_topics(topics, is_read=self._source.reads)
@@ -477,18 +452,12 @@ class KafkaPlanner(PlannerDefaults):
                 )
 
     def unread_before(self, start: Offsets, at_ms: int) -> int:
-        """
-        Return the number of unread offsets before the first record with a timestamp at or after ``at_ms`` (milliseconds UTC), summed over all partitions.
-
-        Records after that record do not count, even if their timestamp is older.
-        """
+        """In a partition, records after the first one with a timestamp at or after ``at_ms`` do not count, even if their timestamp is older."""
         partitions = self._source.partitions(self._cluster)
         return length(between(start, _named(self._cluster.offsets_for_time(partitions, at_ms))))
 
     def minimum_clock(self, start: Offsets) -> int | None:
         """
-        Return a time in milliseconds UTC before which no unread record was written; ``None`` if no record is unread.
-
         Kafka finds offsets for times, but not times for offsets. So this method searches: first backwards from now, in steps that double, then by bisection
         until the interval is a second or less.
         """

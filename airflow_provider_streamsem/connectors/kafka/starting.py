@@ -15,7 +15,6 @@ def starting(where: str, given: object) -> str | Mapping[str, int]:
     """
     Validate the argument ``starting``, and return it as the source stores it.
 
-    :param where: prefix of the error message, which names the argument
     :param given: ``earliest``, ``latest``, an ISO 8601 timestamp with a zone, or a mapping from ``<topic>-<partition>`` to offsets
     :raises InvalidError: it has none of the accepted forms
     """

@@ -96,7 +96,6 @@ def read_pins(pins: Json, *, stream: str) -> tuple[ShardPin, ...]:
     """
     Decode the pins of a plan.
 
-    :param stream: the stream that the source reads
     :raises LogDamagedError: the pins have another form, or name another stream
     """
     summary = "the pins of a plan are not ranges of Kinesis shards; nothing was read"

@@ -127,14 +127,8 @@ class KinesisPlanner:
         self, start: Offsets, end: SourceEnd, limits: Limits, hint: Json, *, on_data_loss: str
     ) -> SourceSlice | None:
         """
-        Select ranges from ``start`` (inclusive) towards ``end`` (exclusive).
-
         A shard is part of the slice only if the slice reads all unread records of its parents too, or if they have none. With ``limits.max_rows``, the planner
-        reads the records that it counts, and the children of a shard with unread records wait for a later batch.
-
-        :param on_data_loss: ``"fail"``: missing records fail the run. ``"record_gap"``: they become gaps, which do not count towards the limit
-        :returns: ``None`` if there is nothing to read
-        :raises SourceChangedError: with ``"fail"``, records may be missing or the stream was recreated. Nothing was written
+        reads the records that it counts, and the children of a shard with unread records wait for a later batch. Gaps do not count towards the limit.
         """
         refuse_other_streams({parse_partition(name).stream for name in {*start, *end.offsets}}, stream=self._name)
         unread, known = between(start, end.offsets), _read_hint(hint)
@@ -302,7 +296,6 @@ class KinesisPlanner:
         return sum(record.arrived_ms < at_ms for record in self._first_unread(start).values())
 
     def minimum_clock(self, start: Offsets) -> int | None:
-        """Return when the first unread record arrived, in milliseconds UTC; ``None`` if no record is unread."""
         return min((record.arrived_ms for record in self._first_unread(start).values()), default=None)
 
     def _first_unread(self, start: Offsets) -> dict[str, Record]:

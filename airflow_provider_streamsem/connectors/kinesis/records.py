@@ -36,7 +36,6 @@ def decoded_records(read: DataFrame, value: Decoder | None) -> MessageRecords:
     """
     Return the decoded records.
 
-    :param read: the records with the columns :data:`COLUMNS`
     :param value: decoder of the data; ``None``: the data stays binary
     """
     location = [name for name in _OWN if name != "approximate_arrival_timestamp"]
@@ -53,7 +52,6 @@ def read_ranges(
     serializes and never prints: the plan shows only the name.
 
     :param settings: the arguments of :func:`airflow_provider_streamsem.connectors.kinesis.reading.client`
-    :param aggregation: see ``KinesisSource``
     """
     name = f"kinesis_{secrets.token_hex(8)}"
     pickle_by_value(aggregated, python_worker, reading)

@@ -107,7 +107,6 @@ class KinesisSource:
 
     @property
     def spark_packages(self) -> tuple[str, ...]:
-        """Return the names of the Spark packages: ``avro`` if the decoder is an :class:`Avro`."""
         return decoding.spark_packages(self.value)
 
     def warnings(self) -> list[str]:
@@ -127,7 +126,6 @@ class KinesisSource:
         return {"type": "kinesis", "stream": self.stream, "aggregation": self.aggregation}
 
     def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
-        """Return the stream, in a namespace of its region."""
         settings = self.settings()
         return [(f"kinesis://{settings.get('region_name') or 'default'}", self.stream)]
 
@@ -157,12 +155,6 @@ class KinesisSource:
         return KinesisStream(self.stream, self.settings())
 
     def initial_offsets(self) -> Offsets:
-        """
-        Return the offset of each shard that exists now, as ``starting`` defines it.
-
-        :raises InvalidError: ``starting`` names a shard or a record that does not exist
-        :raises SourceChangedError: the stream does not exist. Nothing was written
-        """
         now_ms = SYSTEM_CLOCK.now_ms()
         stream = self.requests()
         listing = stream.listing()
@@ -177,11 +169,7 @@ class KinesisSource:
         return with_times(listing, offsets, now_ms=now_ms)
 
     def offsets_for_time(self, at_ms: int) -> Offsets:
-        """
-        Return partition → the first record that arrived at or after ``at_ms`` (milliseconds UTC), or the end of the shard if there is none.
-
-        The end of a shard without records is the current time, as in :meth:`initial_offsets`.
-        """
+        """The end of a shard without records is the current time, as in :meth:`initial_offsets`."""
         now_ms = SYSTEM_CLOCK.now_ms()
         stream = self.requests()
         listing = stream.listing()
@@ -192,25 +180,18 @@ class KinesisSource:
         return len(ranges)
 
     def open(self, log: CommitLog, hint: Json) -> KinesisPlanner:
-        """Bind the source to a commit log."""
         return KinesisPlanner(self.stream, self.requests, log.clock)
 
     def read_pins(self, pins: Json) -> tuple[ShardPin, ...]:
-        """Decode the pins of a plan."""
         return read_pins(pins, stream=self.stream)
 
     def next_hint(self, hint: Json, pins: Sequence[ShardPin], counts: Mapping[str, int]) -> Json:
-        """Return the hint of the plan unchanged."""
         return hint
 
     def check_pins(self, pins: Sequence[ShardPin], *, was_read: bool) -> None:
         """
-        Check that the stream still has each pinned range (D5).
-
         During the read, executors check the first and last record of each range, and that retention has not deleted records in between. They rely on the
         retention that the plan records. So after the read, the oldest records are requested only if the retention is shorter now.
-
-        :raises RecordsMissingError: the stream was deleted and recreated, or retention has deleted records of a range. Nothing became visible
         """
         if not pins:
             return
@@ -237,7 +218,6 @@ class KinesisSource:
                 )
 
     def load(self, spark: SparkSession, pins: Sequence[ShardPin]) -> MessageRecords | ParsedRecords:
-        """Return the records of the pinned ranges as a DataFrame. This call reads no record."""
         from pyspark.sql.utils import is_remote
 
         from airflow_provider_streamsem.connectors.kinesis.records import COLUMNS, decoded_records, read_ranges

@@ -19,7 +19,6 @@ def starting(where: str, given: object) -> str | Mapping[str, str]:
     """
     Validate the argument ``starting``, and return it as the source stores it.
 
-    :param where: prefix of the error message, which names the argument
     :param given: ``earliest``, ``latest``, an ISO 8601 timestamp with a zone, or a mapping from shard ids to sequence numbers
     :raises InvalidError: it has none of the accepted forms
     """

@@ -174,8 +174,6 @@ class KinesisStream:
         are records. Then it bisects the period, and reads forward from the time that it found.
 
         :param known: a known end offset; 0 if none is known. It saves requests, and does not change the result
-        :param now_ms: the current time in milliseconds UTC
-        :param retention_h: retention of the stream in hours
         """
         first = newest = None
         position = reading.after(known - 1) if known else _HORIZON

@@ -164,7 +164,6 @@ class LandingDirectory:
         The process may die at any line. The queue delivers unacknowledged messages again, and a later landing drops those that were landed.
 
         :param most: maximum number of messages to receive, 1 or more
-        :param seconds: maximum time in seconds for which messages are received
         :returns: the number of messages in the landing; 0 if no landing was written
         :raises UnavailableError: the queue or the location did not report the result of a request. Every acknowledged message is landed
         :raises InvalidError: the location has the landings of another queue. No message was landed or acknowledged

@@ -46,7 +46,6 @@ def read_pins(pins: Json, stream: str) -> tuple[SequencePin, ...]:
     """
     Decode the pins of a plan.
 
-    :param stream: the stream that the pipeline reads
     :raises LogDamagedError: the pins have another form, or name another stream
     """
     try:

@@ -103,7 +103,6 @@ class NatsSource:
 
     @property
     def spark_packages(self) -> tuple[str, ...]:
-        """Return the names of the Spark packages: ``avro`` if the decoder is an :class:`Avro`."""
         return decoding.spark_packages(self.value)
 
     def to_json(self) -> Json:
@@ -122,7 +121,6 @@ class NatsSource:
         return [(f"nats://{self.access().servers[0]}", self.stream)]
 
     def warnings(self) -> list[str]:
-        """Return a warning for each kind of credentials that may be sent without encryption."""
         of_registry = registry.warnings(self.value) if isinstance(self.value, decoding.Avro) else []
         return [*accesses.warnings(self.access(), self.conn_id), *of_registry]
 
@@ -158,11 +156,6 @@ class NatsSource:
         return state.first if last is None else last.sequence + 1
 
     def initial_offsets(self) -> Offsets:
-        """
-        Return the sequence at which version 0 starts, as ``starting`` defines it.
-
-        :raises InvalidError: ``starting`` is a sequence that the stream has deleted, or that is above its end
-        """
         with self.opened() as (client, state):
             if self.starting == "earliest":
                 return {state.partition: state.first}
@@ -183,7 +176,6 @@ class NatsSource:
             return {state.partition: self.starting}
 
     def offsets_for_time(self, at_ms: int) -> Offsets:
-        """Return the first sequence whose message was stored at or after ``at_ms`` (milliseconds UTC); the end if there is none."""
         with self.opened() as (client, state):
             sequence = first_at(client, state, self.subject or _ALL, at_ms)
             return {state.partition: self.end_of(client, state) if sequence is None else sequence}
@@ -202,26 +194,18 @@ class NatsSource:
             return Expiry(lost=lost, at_risk=at_risk, spare=first - state.first if is_behind else None)
 
     def open(self, log: CommitLog, hint: Json) -> NatsPlanner:
-        """Bind the source to a commit log."""
         return NatsPlanner(self)
 
     def read_pins(self, pins: Json) -> tuple[SequencePin, ...]:
-        """Decode the pins of a plan."""
         return read_pins(pins, self.stream)
 
     def next_hint(self, hint: Json, pins: Sequence[SequencePin], counts: Mapping[str, int]) -> Json:
-        """Return the hint of the plan unchanged."""
         return hint
 
     def check_pins(self, pins: Sequence[SequencePin], *, was_read: bool) -> None:
         """
-        Check that the stream is the planned one, that it still has each pinned range, and that its last message is the planned one (D5).
-
-        After the read, retention may delete the range. If a message had been missing during the read, the executor would have failed.
-
-        :param was_read: whether Spark has read the ranges. If so, the first sequence of the stream is not checked
-        :raises SourceChangedError: the stream lost messages of the range. Nothing became visible
-        :raises RecordsMissingError: the stream was deleted or recreated, or it has deleted messages of the range. Nothing became visible
+        Check the stream, each range, and that its last message is the planned one (D5). After the read, the first sequence of the stream is not checked.
+        Retention may delete the range then, and the executor would have failed on a missing message.
         """
         if not pins:
             return
@@ -239,7 +223,6 @@ class NatsSource:
                     )
 
     def load(self, spark: SparkSession, pins: Sequence[SequencePin]) -> MessageRecords:
-        """Return the messages of the pinned ranges as a DataFrame. This call reads no message."""
         from airflow_provider_streamsem.connectors.nats.reading import Reading
         from airflow_provider_streamsem.connectors.nats.records import decoded_messages
 
@@ -292,20 +275,13 @@ class NatsPlanner(PlannerDefaults):
         self._source = source
 
     def poll(self, hint: Json) -> SourceEnd:
-        """Return the end of the stream."""
         with self._source.opened() as (client, state):
             return SourceEnd({state.partition: self._source.end_of(client, state)})
 
     def slice(
         self, start: Offsets, end: SourceEnd, limits: Limits, hint: Json, *, on_data_loss: str
     ) -> SourceSlice | None:
-        """
-        Select the next sequences: at most ``limits.max_rows``.
-
-        :param on_data_loss: ``"fail"``: missing sequences fail the run. ``"record_gap"``: they become a gap, which does not count towards the limit
-        :returns: ``None`` if there is nothing to read
-        :raises SourceChangedError: the stream was recreated or lost its newest messages; or, with ``"fail"``, sequences are missing. Nothing was written
-        """
+        """Sequences that become a gap do not count towards ``limits.max_rows``."""
         refuse_other_streams({*start, *end.offsets}, self._source.stream)
         with self._source.opened() as (client, state):
             _refuse_other_incarnations({*start, *end.offsets}, state)
@@ -341,7 +317,6 @@ class NatsPlanner(PlannerDefaults):
         return length(between(start, self._source.offsets_for_time(at_ms)))
 
     def minimum_clock(self, start: Offsets) -> int | None:
-        """Return when the first unread message was stored, in milliseconds UTC; ``None`` if no message is unread."""
         with self._source.opened() as (client, state):
             message = client.next(state.name, position(start, state.partition), self._source.subject or _ALL)
             return None if message is None else time_ms(message)

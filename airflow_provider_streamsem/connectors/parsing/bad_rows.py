@@ -19,9 +19,6 @@ def bad_rows(parsed: DataFrame, bad: Column, selected: Sequence[Column], *, reas
     move the filter below the parse, and repeat the parse for each column that the filter refers to. Second, Spark prunes columns that no operator uses, and
     does not parse their values. Then the second pass could find other bad records than the first.
 
-    :param parsed: the parsed records
-    :param bad: the condition of a bad record
-    :param selected: the columns of the result
     :param reason: name of a column of ``parsed`` that is computed for bad records only
     """
     counts = [F.count(F.col(quoted(name))).alias(f"c{n}") for n, name in enumerate(parsed.columns) if name != reason]

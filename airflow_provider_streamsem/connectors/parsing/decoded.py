@@ -75,7 +75,6 @@ def decode(
     """
     Decode a binary column. A null message has null fields, and is not bad.
 
-    :param column: name of the column
     :param subjects: the subjects of the schema registry whose versions are requested, if the decoder has a registry and names no subject
     :param keeps_data: ``False`` allows that the result lacks the binary column, which need then not be sent to the Python workers and back
     """

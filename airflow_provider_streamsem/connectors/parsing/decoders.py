@@ -135,7 +135,6 @@ def decoder(where: str, given: object) -> Decoder | None:
     """
     Return a decoder from a decoder object, or from a TOML table with a ``type``; ``None`` for ``None``.
 
-    :param where: the argument's name, for error messages
     :raises InvalidError: the value is neither, or an argument is invalid
     """
     if given is None or isinstance(given, (Json, Avro, Protobuf)):

@@ -61,7 +61,6 @@ class MessageRecords:
         self.bad, self.drop = F.col(_BAD), (_BAD,)
 
     def bad_records(self) -> Iterator[BadRecord]:
-        """Yield the bad messages in a second pass over the same ranges."""
         if self._value is None:
             return
         decoded = decode(self._read, _DATA, self._value, subjects=[])

@@ -117,7 +117,6 @@ def struct(ddl: str, where: str) -> StructType:
     """
     Parse columns from Spark DDL.
 
-    :param where: the argument's name, for error messages
     :raises InvalidError: the text is not Spark DDL, has reserved names, or has names that differ only in case
     """
     try:
@@ -180,7 +179,6 @@ class Records:
         Add the column :data:`REASON`: why a text is not a record; null for a record.
 
         :param text: name of the column of texts, which the result keeps
-        :param only_bad: whether the result has only the rows of bad texts
         """
         explain = partial(explained_batches, parser_of=self.parser_of, text=text, reason=REASON, only_bad=only_bad)
         return _in_workers(frame, explain, StructType([*frame.schema.fields, StructField(REASON, StringType())]))
@@ -197,7 +195,6 @@ def among_bad(frame: DataFrame, text: str, checksums: str) -> DataFrame:
 
     Return all rows if the checksums are not known, or if they are many.
 
-    :param text: name of the column of texts
     :param checksums: the value of the aggregate :func:`bad_checksums`
     """
     found = set(checksums.split())
@@ -247,8 +244,6 @@ class Csv:
         Return the header line that every file must have.
 
         It is ``first_line`` if that line names the columns of the schema, ignoring case. Otherwise it is the column names joined by the separator.
-
-        :param first_line: the first line of a file
         """
         separator, quote = self.dialect.separator, self.dialect.quote
         quoting: Any = csv.QUOTE_MINIMAL if quote else csv.QUOTE_NONE

@@ -29,8 +29,6 @@ def descriptor_of(descriptors: bytes, message: str) -> Any:
     """
     Return the descriptor of a message type.
 
-    :param descriptors: content of a descriptor file
-    :param message: full name of the message type
     :raises DescriptorsError: the file is not a descriptor file, lacks an imported file, or does not define the type
     """
     from google.protobuf import descriptor_pb2, descriptor_pool

@@ -68,16 +68,11 @@ class PipelineTable:
         return self.log
 
     def lineage(self) -> list[tuple[str, str]]:
-        """Return the name of the upstream's dataset, which is also the name of its output. Reads the upstream's log."""
         with naming_upstream(self.log):
             return [lineage_name(self._opened().dataset.location)]
 
     def pin(self, now_ms: int) -> Json:
-        """
-        Return the pin of the upstream's newest closed version.
-
-        :raises UnavailableError: the upstream has committed no rows yet. Nothing was written
-        """
+        """Pin the upstream's newest closed version. Raises ``UnavailableError`` if the upstream has committed no rows yet."""
         with naming_upstream(self.log):
             opened = self._opened()
             end = opened.end()
@@ -88,11 +83,7 @@ class PipelineTable:
             return plain(ViewPin(opened.record.pipeline_uuid, opened.sink, end - 1, sha))
 
     def check_pin(self, pin: Json) -> None:
-        """
-        Check that the upstream has the pinned version, and that each visible file exists with its size and checksum.
-
-        On S3 this sends one request for each file. On local disk it reads each file, or the footer of a Parquet file.
-        """
+        """Check size and checksum. On S3 this sends one request for each file. On local disk it reads each file, or the footer of a Parquet file."""
         pinned = self._read(pin)
         with checking_pin(), self._at(pinned) as (opened, _, files):
             for is_changed, file in zip(opened.have_changed([entry.file for entry in files]), files, strict=True):

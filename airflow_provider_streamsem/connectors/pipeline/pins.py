@@ -59,7 +59,6 @@ def read_pins(pins: Json, *, log: str, sink: str | None) -> tuple[UpstreamPin, .
     """
     Decode the pins of a plan. A plan has one, or none if there are no rows.
 
-    :param log: URL of the upstream's log, for the error
     :param sink: the sink that the source reads; ``None``: the only one
     :raises LogDamagedError: the pins have another form, name another sink, or name a file that the commit cannot have written
     """

@@ -106,7 +106,6 @@ def planned_batches(upstream: UpstreamLog, batches: range, skipped: Collection[i
     """
     Find the rows of the batches of an earlier plan.
 
-    :param batches: the range of the plan
     :param skipped: the batches in it that the plan did not read
     :param end: as of this version, exclusive
     """

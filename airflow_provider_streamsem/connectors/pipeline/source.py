@@ -109,7 +109,6 @@ class PipelineSource:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """The reasons for the guarantee, with the one on which it relies."""
         rule = {
             "refuse": "a run fails until the versions that read them are reprocessed",
             "reprocess": "a run first reprocesses the versions that read them",
@@ -135,11 +134,9 @@ class PipelineSource:
         return {"type": "pipeline"}
 
     def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
-        """Return the name of the upstream's dataset, which is also the name of its output. Reads the upstream's log."""
         return [lineage_name(self._opened()[0].dataset.location)]
 
     def upstream(self) -> Upstream:
-        """Return the name of the upstream and the guarantee of its newest version."""
         opened, spec_sha = self._opened()
         with naming_upstream(self.log):
             recorded = opened.guarantee(spec_sha)
@@ -152,11 +149,6 @@ class PipelineSource:
             )
 
     def initial_offsets(self) -> Offsets:
-        """
-        Return the first version to read, as ``starting`` defines it.
-
-        :raises InvalidError: the version is beyond the end of the upstream
-        """
         opened, _ = self._opened()
         with naming_upstream(self.log):
             end = opened.end()
@@ -180,7 +172,6 @@ class PipelineSource:
         return PipelinePlanner(self, log.clock, log.retry_policy)
 
     def read_pins(self, pins: Json) -> tuple[UpstreamPin, ...]:
-        """Decode the pins of a plan."""
         return read_pins(pins, log=self.log, sink=self.sink)
 
     def next_hint(self, hint: Json, pins: Sequence[UpstreamPin], counts: Mapping[str, int]) -> Json:
@@ -188,12 +179,7 @@ class PipelineSource:
         return hint
 
     def check_pins(self, pins: Sequence[UpstreamPin], *, was_read: bool) -> None:
-        """
-        Check that each pinned file exists with the pinned size and checksum.
-
-        :raises RecordsMissingError: a file is missing or was changed. Nothing became visible
-        :raises SourceChangedError: the upstream was recreated. Nothing became visible
-        """
+        """Check the size and checksum of each file, and that the upstream was not recreated."""
         for pin in pins:
             opened = self._of_pin(pin)
             with naming_upstream(self.log):
@@ -212,11 +198,7 @@ class PipelineSource:
                         )
 
     def load(self, spark: SparkSession, pins: Sequence[UpstreamPin]) -> UpstreamRecords:
-        """
-        Return the rows of the pinned files as a DataFrame, with the columns that the upstream had recorded when the plan was created.
-
-        :raises DataError: there are no pins, and the upstream has recorded no columns yet
-        """
+        """The columns are those that the upstream had recorded at the plan. Raises ``DataError`` if there are no pins and it has recorded none yet."""
         return self._load(spark, pins, in_order=False)
 
     def load_in_order(self, spark: SparkSession, pins: Sequence[UpstreamPin]) -> UpstreamRecords:
@@ -258,11 +240,7 @@ class PipelineSource:
             return read.pinned(pins) != read.with_rows()
 
     def repin(self, ranges: Ranges, gaps: Gaps, pins: Sequence[UpstreamPin]) -> Sequence[UpstreamPin]:
-        """
-        Return pins of the commits that now hold the rows of the planned versions, with the columns as of now.
-
-        :returns: the same pins, if they name these commits and a dataset was replaced since
-        """
+        """Return the commits that now hold the rows, with the columns as of now; the same pins if they name these commits and a dataset was replaced since."""
         with naming_upstream(self.log):
             read = self._planned(ranges, gaps)
             is_same = read.pinned(pins) == read.with_rows()
@@ -323,11 +301,7 @@ class UpstreamRecords(ParsedRecords):
     groups: Sequence[int] = ()
 
     def check_read(self, read: int) -> None:
-        """
-        Compare the number of rows that the engine read with the number in the upstream's log.
-
-        :raises DataError: the numbers differ. Nothing became visible
-        """
+        """Compare with the number in the upstream's log."""
         if read != self.rows:
             summary = "the engine read another number of rows than the upstream's log records"
             raise DataError(summary, upstream=self.log, read=read, recorded=self.rows).advising(
@@ -364,12 +338,11 @@ class PipelinePlanner:
         self, start: Offsets, end: SourceEnd, limits: Limits, hint: Json, *, on_data_loss: str
     ) -> SourceSlice | None:
         """
-        Select versions: as many as the limits allow, at least one with rows, and at most :data:`MOST_VERSIONS`.
+        Select versions: at least one with rows, and at most :data:`MOST_VERSIONS`.
 
-        :raises SourceChangedError: the upstream was recreated or restored from an older copy; versions must be read together with others (W44); or with
-            ``"fail"``, a file is missing. Nothing was written
-        :raises UnavailableError: the upstream has expired versions since it was polled. Nothing was written
-        :raises InvalidError: the guarantee of a version is weaker than ``delivery``. Nothing was written
+        :raises SourceChangedError: the upstream was recreated or restored from an older copy, or versions must be read together with others (W44)
+        :raises UnavailableError: the upstream has expired versions since it was polled
+        :raises InvalidError: the guarantee of a version is weaker than ``delivery``
         """
         with naming_upstream(self._source.log):
             upstream = self._upstream()
@@ -447,15 +420,12 @@ class PipelinePlanner:
         return first, max(first, last)
 
     def lag(self, start: Offsets, hint: Json) -> int:
-        """Return the number of closed versions at or above ``start``."""
         return len(self._unread_versions(start))
 
     def unread_before(self, start: Offsets, at_ms: int) -> int:
-        """Return how many of the versions that :meth:`lag` counts were closed before ``at_ms`` (milliseconds UTC, exclusive)."""
         return sum(closed_ms < at_ms for closed_ms in self._closed_ms(start))
 
     def minimum_clock(self, start: Offsets) -> int | None:
-        """Return when the first of the versions that :meth:`lag` counts was closed, in milliseconds UTC; ``None`` if it counts none."""
         return min(self._closed_ms(start), default=None)
 
     def _unread_versions(self, start: Offsets) -> range:

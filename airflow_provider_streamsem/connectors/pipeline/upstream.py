@@ -127,11 +127,7 @@ class UpstreamLog:
         return (self.log.confirm_head(head) if confirmed else head).closed + 1
 
     def closed_before(self, at_ms: int, end: int) -> int:
-        """
-        Return the first of the versions ``[0, end)`` that was closed at or after ``at_ms``, or ``end``. Assumes that later versions have later times.
-
-        :param at_ms: milliseconds UTC
-        """
+        """Return the first of the versions ``[0, end)`` that was closed at or after ``at_ms``, or ``end``. Assumes that later versions have later times."""
         return bisect_left(range(end), at_ms, key=lambda version: self.outcome(version, end=version + 1).decided_at_ms)
 
     def path(self, file: DataFile) -> str:
@@ -327,7 +323,6 @@ def open_upstream(log: CommitLog, sink: str | None) -> tuple[UpstreamLog, Head]:
     """
     Open the log of an upstream pipeline, and check that it owns the dataset of the sink.
 
-    :param log: the commit log
     :param sink: name of a files sink; ``None``: the only sink of the upstream
     :returns: the log and its head, as a listing shows it
     :raises UnavailableError: there is no log at this location, or it has no version

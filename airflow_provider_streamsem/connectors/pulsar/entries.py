@@ -69,7 +69,6 @@ def read_pins(pins: Json, topic: str) -> tuple[LedgerPin, ...]:
     """
     Decode the pins of a plan.
 
-    :param topic: full name of the topic that the pipeline reads
     :raises LogDamagedError: the pins have another form, or name another topic
     """
     summary = "the pins of a plan are not ranges of a Pulsar topic; nothing was read"

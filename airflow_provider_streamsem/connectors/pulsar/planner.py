@@ -62,13 +62,8 @@ class PulsarPlanner:
         self, start: Offsets, end: SourceEnd, limits: Limits, hint: Json, *, on_data_loss: str
     ) -> SourceSlice | None:
         """
-        Select ranges from ``start`` (inclusive) towards ``end`` (exclusive).
-
-        With ``limits.max_rows``, the planner reads the messages that it counts. Partitions share the limit equally. A batch of messages is never divided.
-
-        :param on_data_loss: ``"fail"``: missing messages fail the run. ``"record_gap"``: they become gaps, which do not count towards the limit
-        :returns: ``None`` if there is nothing to read
-        :raises SourceChangedError: a partition ends below its committed offset; or, with ``"fail"``, messages may be missing. Nothing was written
+        With ``limits.max_rows``, the planner reads the messages that it counts. Partitions share the limit equally, and gaps do not count towards it. A batch
+        of messages is never divided.
         """
         refuse_other_topics({*start, *end.offsets}, self._topic)
         ledgers = self.ledgers()
@@ -143,7 +138,6 @@ class PulsarPlanner:
         return sum(published_ms < at_ms for published_ms in self._first_unread(start).values())
 
     def minimum_clock(self, start: Offsets) -> int | None:
-        """Return when the first unread message was published, in milliseconds UTC; ``None`` if no message is unread."""
         return min(self._first_unread(start).values(), default=None)
 
     def _first_unread(self, start: Offsets) -> dict[str, int]:

@@ -91,7 +91,6 @@ class PulsarSource(SourceDefaults):
 
     @property
     def spark_packages(self) -> tuple[str, ...]:
-        """Return the names of the Spark packages: ``avro`` if the decoder is an :class:`Avro`."""
         return decoding.spark_packages(self.value)
 
     def to_json(self) -> Json:
@@ -102,7 +101,6 @@ class PulsarSource(SourceDefaults):
         }  # fmt: skip
 
     def immutable_config(self) -> Json:
-        """Return the full name of the topic."""
         return {"type": "pulsar", "topic": self.topic}
 
     def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
@@ -110,7 +108,6 @@ class PulsarSource(SourceDefaults):
         return [(self.access().service_url.replace("pulsar+ssl://", "pulsar://"), self.topic)]
 
     def warnings(self) -> list[str]:
-        """Return a warning for each kind of credentials that may be sent without encryption."""
         of_registry = registry.warnings(self.value) if isinstance(self.value, decoding.Avro) else []
         return [*accesses.warnings(self.access(), self.conn_id), *of_registry]
 
@@ -127,11 +124,6 @@ class PulsarSource(SourceDefaults):
         return PulsarAdmin(self.access(), self.topic)
 
     def initial_offsets(self) -> Offsets:
-        """
-        Return the offset of each partition that exists now, as ``starting`` defines it.
-
-        :raises SourceChangedError: the topic does not exist. Nothing was written
-        """
         planner = PulsarPlanner(self.topic, self.access())
         if self.starting == "earliest":
             return {name: ledgers.first for name, ledgers in planner.ledgers().items()}
@@ -140,7 +132,6 @@ class PulsarSource(SourceDefaults):
         return planner.offsets_for_time(arguments.time_ms("starting", self.starting))
 
     def offsets_for_time(self, at_ms: int) -> Offsets:
-        """Return partition → the first entry that was published at or after ``at_ms`` (milliseconds UTC), or the end if there is none."""
         return PulsarPlanner(self.topic, self.access()).offsets_for_time(at_ms)
 
     def count(self, ranges: Ranges) -> int:
@@ -148,21 +139,13 @@ class PulsarSource(SourceDefaults):
         return len(ranges)
 
     def open(self, log: CommitLog, hint: Json) -> PulsarPlanner:
-        """Bind the source to a commit log."""
         return PulsarPlanner(self.topic, self.access())
 
     def read_pins(self, pins: Json) -> tuple[LedgerPin, ...]:
-        """Decode the pins of a plan."""
         return read_pins(pins, self.topic)
 
     def check_pins(self, pins: Sequence[LedgerPin], *, was_read: bool) -> None:
-        """
-        Check that Pulsar still has each pinned ledger with the pinned entries (D5).
-
-        :param was_read: whether Spark has read the entries. Each of them had a message then, so ledgers that are missing now are accepted
-        :raises SourceChangedError: a ledger has fewer entries than planned. Nothing became visible
-        :raises RecordsMissingError: Pulsar has deleted a ledger. Nothing became visible
-        """
+        """Check each pinned ledger and its entries (D5). After the read, missing ledgers are accepted, because each entry had a message then."""
         admin = self.admin()
         for topic in sorted({pin.topic for pin in pins}):
             ledgers = admin.ledgers(topic)
@@ -187,7 +170,6 @@ class PulsarSource(SourceDefaults):
         return DataError(summary, partition=found[1], entry=found[2]).advising(DO_WITHOUT_MESSAGE)
 
     def load(self, spark: SparkSession, pins: Sequence[LedgerPin]) -> MessageRecords:
-        """Return the messages of the pinned ranges as a DataFrame. This call reads no message."""
         from airflow_provider_streamsem.connectors.pulsar.records import decoded_messages
 
         value = self.value if pins else decoding.without_registry(self.value)

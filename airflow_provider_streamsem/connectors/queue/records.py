@@ -86,7 +86,6 @@ class QueueRecords:
         return parsed.frame, fields, is_bad | F.expr(parsed.bad), F.col(parsed.reason)
 
     def bad_records(self) -> Iterator[BadRecord]:
-        """Yield the bad messages in a second pass over the same files."""
         parsed, _, bad, reason = self._parsed(RAW, PATH, _MESSAGE)
         explained = parsed.select(bad.alias(_BAD), RAW, PATH, _MESSAGE, F.when(bad, reason).alias(_REASON))
         selected = [F.col(name) for name in (PATH, RAW, _MESSAGE, _REASON)]

@@ -130,20 +130,16 @@ class QueueSource(SourceDefaults):
 
     @property
     def extra(self) -> str:
-        """The extra of this package that installs the queue's client library; ``""`` if there is none."""
         return self.queue.extra
 
     @property
     def location(self) -> str:
-        """The location of the landings."""
         return self.landing
 
     def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
-        """Return the OpenLineage datasets: the queue and the location of the landings."""
         return [self.queue.lineage(), lineage_name(self.landing)]
 
     def warnings(self) -> list[str]:
-        """Return a warning if the queue's client sends credentials without encryption."""
         return self.queue.warnings() if isinstance(self.queue, AmqpQueue) else []
 
     def immutable_config(self) -> Json:
@@ -151,7 +147,6 @@ class QueueSource(SourceDefaults):
         return {**self.files().immutable_config(), "type": "queue", "queue": dict(self.queue.identity())}
 
     def initial_offsets(self) -> Offsets:
-        """Return the offset of the first landing."""
         return self.files().initial_offsets()
 
     def open(self, log: CommitLog, hint: Json) -> QueuePlanner:
@@ -159,23 +154,18 @@ class QueueSource(SourceDefaults):
         return QueuePlanner(self, log, hint)
 
     def peek(self, log: CommitLog, hint: Json) -> QueuePeek:
-        """Bind the source to a commit log for a dry run. The returned planner counts the waiting messages and receives none."""
         return QueuePeek(self, log, hint)
 
     def read_pins(self, pins: Json) -> tuple[FilePin, ...]:
-        """Decode the pins of a plan: landed files."""
         return self.files().read_pins(pins)
 
     def next_hint(self, hint: Json, pins: Sequence[FilePin], counts: Mapping[str, int]) -> Json:
-        """Return the hint of the landed files."""
         return self.files().next_hint(hint, pins, counts)
 
     def check_pins(self, pins: Sequence[FilePin], *, was_read: bool) -> None:
-        """Check that the pinned landed files did not change."""
         self.files().check_pins(pins, was_read=was_read)
 
     def load(self, spark: SparkSession, pins: Sequence[FilePin]) -> QueueRecords:
-        """Return the messages of the pinned landings as a DataFrame. This call reads no message."""
         return self._load(spark, pins, in_order=False)
 
     def load_in_order(self, spark: SparkSession, pins: Sequence[FilePin]) -> QueueRecords:
@@ -203,13 +193,7 @@ class QueuePlanner:
         )
 
     def poll(self, hint: Json) -> SourceEnd:
-        """
-        Land the waiting messages, then discover the landings.
-
-        :returns: the end of the discovered landings, exclusive
-        :raises UnavailableError: the queue or the location of the landings did not report the result of a request, or the location is unexpectedly empty.
-            Landed messages stay landed, and the queue delivers the others again
-        """
+        """Land the waiting messages, then discover the landings. After an error, landed messages stay landed, and the queue delivers the others again."""
         self._files_source.require_location()
         # The order of the two requests matters: another process may write the first landing between them.
         if (
@@ -233,7 +217,6 @@ class QueuePlanner:
     def slice(
         self, start: Offsets, end: SourceEnd, limits: Limits, hint: Json, *, on_data_loss: str
     ) -> SourceSlice | None:
-        """Select landings in the order of their ordinals: as many as the limits allow, and at least one."""
         return self._files_planner.slice(start, end, limits, hint, on_data_loss=on_data_loss)
 
     def lag(self, start: Offsets, hint: Json) -> int:
@@ -241,19 +224,11 @@ class QueuePlanner:
         return self._files_planner.lag(start, hint) + self._to_come(self._waiting())
 
     def unread_before(self, start: Offsets, at_ms: int) -> int:
-        """
-        Return the number of unread landings that were written before ``at_ms`` (milliseconds UTC), plus those that the waiting messages will need.
-
-        A queue does not report the age of waiting messages, so all of them count.
-        """
+        """Waiting messages all count, as the landings that they will need, because a queue does not report their age."""
         return self._files_planner.unread_before(start, at_ms) + self._to_come(self._waiting())
 
     def minimum_clock(self, start: Offsets) -> int | None:
-        """
-        Return when the oldest unread landing was written, in milliseconds UTC; ``None`` if nothing is unread.
-
-        A queue does not report the age of waiting messages. While messages wait, the result is 0.
-        """
+        """While messages wait, the result is 0, because a queue does not report their age."""
         return 0 if self._waiting() else self._files_planner.minimum_clock(start)
 
     def _waiting(self) -> int:

@@ -93,7 +93,6 @@ class RateSource(SourceDefaults):
         return asdict(self)
 
     def immutable_config(self) -> Json:
-        """Return the arguments that determine the records."""
         names = ("rows_per_second", "start", "keys", "seed")
         return {"type": "rate", **{name: getattr(self, name) for name in names}}
 
@@ -102,14 +101,12 @@ class RateSource(SourceDefaults):
         return []
 
     def initial_offsets(self) -> Offsets:
-        """Return the number of the first record, as ``starting`` defines it."""
         if self.starting == "earliest":
             return {PARTITION: 0}
         at_ms = SYSTEM_CLOCK.now_ms() if self.starting == "latest" else arguments.time_ms("starting", self.starting)
         return self.offsets_for_time(at_ms)
 
     def offsets_for_time(self, at_ms: int) -> Offsets:
-        """Return the first record that arrived at or after ``at_ms`` (milliseconds UTC), or the number of all records if there is none."""
         return {PARTITION: self.arrived_before(at_ms)}
 
     def arrived_before(self, at_ms: int) -> int:
@@ -127,11 +124,6 @@ class RateSource(SourceDefaults):
         return RatePlanner(self, log.clock)
 
     def read_pins(self, pins: Json) -> tuple[RatePin, ...]:
-        """
-        Decode the pins of a plan.
-
-        :raises LogDamagedError: the pins are not ranges of records
-        """
         try:
             decoded = tuple(build(RatePin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
         except LogDamagedError as error:
@@ -146,7 +138,6 @@ class RateSource(SourceDefaults):
         """Do nothing, because generated records never change."""
 
     def load(self, spark: SparkSession, pins: Sequence[RatePin]) -> ParsedRecords:
-        """Return the records of the pinned ranges as a DataFrame. Every record can be parsed."""
         frames = [self._records(spark, pin.start, pin.end) for pin in pins] or [self._records(spark, 0, 0)]
         return ParsedRecords(reduce(lambda frame, other: frame.union(other), frames))
 
@@ -175,13 +166,11 @@ class RatePlanner:
     clock: Clock
 
     def poll(self, hint: Json) -> SourceEnd:
-        """Return the number of records that have arrived."""
         return SourceEnd({PARTITION: self.source.arrived_before(self.clock.now_ms() + 1)})
 
     def slice(
         self, start: Offsets, end: SourceEnd, limits: Limits, hint: Json, *, on_data_loss: str
     ) -> SourceSlice | None:
-        """Select the next records: at most ``limits.max_rows``."""
         first, last = position(start, PARTITION), position(end.offsets, PARTITION)
         stop = last if limits.max_rows is None else min(last, first + limits.max_rows)
         if stop <= first:
@@ -189,14 +178,11 @@ class RatePlanner:
         return SourceSlice(ranges={PARTITION: (first, stop)}, pins=[RatePin(first, stop)], hint=None, rows=stop - first)
 
     def lag(self, start: Offsets, hint: Json) -> int:
-        """Return the number of records from ``start`` (inclusive) that have arrived."""
         return self.unread_before(start, self.clock.now_ms() + 1)
 
     def unread_before(self, start: Offsets, at_ms: int) -> int:
-        """Return the number of records from ``start`` (inclusive) that arrived before ``at_ms`` (milliseconds UTC, exclusive)."""
         until_ms = min(at_ms, self.clock.now_ms() + 1)
         return max(0, self.source.arrived_before(until_ms) - position(start, PARTITION))
 
     def minimum_clock(self, start: Offsets) -> int | None:
-        """Return when the first unread record arrived, in milliseconds UTC; ``None`` if no record is unread."""
         return self.source.arrived_at_ms(position(start, PARTITION)) if self.lag(start, None) else None

@@ -94,24 +94,19 @@ class ReplaySource(SourceDefaults):
 
     @property
     def location(self) -> str:
-        """The path of the files, as given."""
         return self.path
 
     @property
     def reason_records_are_needed(self) -> str:
-        """Why the columns are not known without files; ``""`` if they are known."""
         return self.files().reason_records_are_needed
 
     def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
-        """Return the OpenLineage name of the path."""
         return self.files().lineage(ranges)
 
     def immutable_config(self) -> Json:
-        """Return the arguments that determine the files and their order."""
         return {**self.files().immutable_config(), "type": "replay", "glob": self.glob}
 
     def initial_offsets(self) -> Offsets:
-        """Return the number of the first file, 0."""
         return {PARTITION: 0}
 
     def offsets_for_time(self, at_ms: int) -> Offsets:
@@ -132,23 +127,18 @@ class ReplaySource(SourceDefaults):
         return ReplayPlanner(self, log, hint)
 
     def read_pins(self, pins: Json) -> tuple[FilePin, ...]:
-        """Decode the pins of a plan."""
         return self.files().read_pins(pins)
 
     def next_hint(self, hint: Json, pins: Sequence[FilePin], counts: Mapping[str, int]) -> Json:
-        """Return the hint of the files source."""
         return self.files().next_hint(hint, pins, counts)
 
     def check_pins(self, pins: Sequence[FilePin], *, was_read: bool) -> None:
-        """Check that each pinned file is unchanged (D5), as :meth:`FilesSource.check_pins` does."""
         self.files().check_pins(pins, was_read=was_read)
 
     def load(self, spark: SparkSession, pins: Sequence[FilePin]) -> Loaded:
-        """Load the pinned files on Spark."""
         return self.files().load(spark, pins)
 
     def load_in_order(self, spark: SparkSession, pins: Sequence[FilePin]) -> Loaded:
-        """Load the pinned files on Spark, sorted as :meth:`FilesSource.load_in_order` does."""
         return self.files().load_in_order(spark, pins)
 
 
@@ -160,12 +150,7 @@ class ReplayPlanner(FilesPlanner):
         self._replay = source
 
     def poll(self, hint: Json) -> ListedEnd:
-        """
-        Return the number of files that have arrived. The first poll of a log records all files.
-
-        :raises InvalidError: there are no files, or the pipeline is new and the path or a file is inside a table or dataset
-        :raises SourceChangedError: a file was added or changed since the first poll. Nothing was written
-        """
+        """The first poll of a log records all files. Later polls raise ``SourceChangedError`` if a file was added or changed since."""
         if hint is None:
             self._source.refuse_tables(self._clock.now_ms())
         listed = self._listed()
@@ -200,12 +185,10 @@ class ReplayPlanner(FilesPlanner):
         return self.unread_before(start, self._clock.now_ms() + 1)
 
     def unread_before(self, start: Offsets, at_ms: int) -> int:
-        """Return the number of files from ``start`` (inclusive) that have arrived before ``at_ms`` (milliseconds UTC, exclusive)."""
         until_ms = min(at_ms, self._clock.now_ms() + 1)
         return max(0, self._arrived_before(until_ms) - position(start, PARTITION))
 
     def minimum_clock(self, start: Offsets) -> int | None:
-        """Return when the first unread file arrived, in milliseconds UTC; ``None`` if no file is unread."""
         return self._replay.arrived_at_ms(position(start, PARTITION)) if self.lag(start, None) else None
 
     def _arrived_before(self, at_ms: int) -> int:

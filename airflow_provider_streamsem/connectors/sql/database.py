@@ -56,7 +56,6 @@ def connected(conn_id: str) -> Iterator[sa.Connection]:
     """
     Open a new connection to the database, and close it at the end of the block. An open transaction is then rolled back.
 
-    :param conn_id: id of the Airflow connection
     :raises InvalidError: the Airflow connection does not exist or is of an unsupported type, the driver is not installed, or the file does not exist
     :raises StoreRefusedError: the database refuses the connection
     :raises UnavailableError: the database cannot be reached
@@ -278,7 +277,6 @@ def set_marker(
     Set the marker if it is still the one that was read. The row stays locked until the transaction ends, so a concurrent publisher waits.
 
     :param name: ``(pipeline_uuid, sink)``
-    :param new: the marker to set
     :param marker: the marker that was read; ``None`` if there was none
     :returns: whether the marker was set. ``False`` if another publisher has set it since it was read
     :raises UnavailableError: another publisher inserted the row concurrently, or the driver does not report row counts
@@ -315,7 +313,6 @@ def translated(error: Exception, **fields: object) -> StreamsemError:
 
     The result does not show whether the transaction was applied. Only the marker does.
 
-    :param fields: fields of the result
     :returns: :class:`PublishError` if the database would refuse the same statement again, else :class:`UnavailableError`; ``error`` itself if it is an error
         of this package
     """

@@ -43,7 +43,6 @@ def reader(
 
     :param names: names of the columns
     :param types: pyarrow type of each column
-    :param rows_per_batch: maximum number of rows of a batch
     """
     url, options, settings = access.url, access.options, access.settings
     to_batch, problem_of, streaming_cursor = _to_batch(list(names), list(types)), _problem_of(), _streaming_cursor()

@@ -94,17 +94,10 @@ class JdbcTable:
         return (_RULE[self.rows],)
 
     def lineage(self) -> list[tuple[str, str]]:
-        """Return the OpenLineage dataset of the table. Reads the Airflow connection."""
         return [database.lineage_name(self.conn_id, self.table)]
 
     def pin(self, now_ms: int) -> Json:
-        """
-        Return the pin of the current rows, or of the columns alone. A pin of rows reads every row of the table in the database.
-
-        :raises InvalidError: the database cannot detect changed rows. Nothing was written
-        :raises SourceChangedError: the database has no such table. Nothing was written
-        :raises DataError: a column is missing, or its type is not supported. Nothing was written
-        """
+        """A pin of rows reads every row of the table in the database. Raises ``InvalidError`` if the database cannot detect changed rows."""
         with open_table(self.conn_id, self.table) as (connection, target), snapshot(connection):
             columns = {column.name: column.type for column in read_columns(target, self.columns, self.as_text)}
             if self.rows == "current":
@@ -142,11 +135,7 @@ class JdbcTable:
             raise SourceChangedError(summary, table=self.table, columns=changed)
 
     def load(self, spark: SparkSession, pin: Json) -> DataFrame:
-        """
-        Return all rows of the table with the pinned columns. Spark reads them when it needs them, and again if it needs them again.
-
-        :raises DataError: the table lacks a pinned column. Nothing became visible
-        """
+        """Spark reads the rows when it needs them, and again if it needs them again."""
         from airflow_provider_streamsem.connectors.sql import records
 
         pinned = self._read(pin)

@@ -40,11 +40,7 @@ class CountedRecords(ParsedRecords):
     planned: int = 0
 
     def check_read(self, read: int) -> None:
-        """
-        Compare the number of rows that were read with the number that was planned.
-
-        :raises DataError: the numbers differ. The run then checks the pins, whose error says what happened to the table
-        """
+        """If the numbers differ, the run checks the pins, whose error says what happened to the table."""
         if read != self.planned:
             raise DataError(
                 "the tasks read another number of rows than planned, because rows of the range were changed or deleted during the read; "

@@ -114,7 +114,6 @@ def settled_end(
     Return the offset below which every row is visible or will never be committed; ``None`` if this could not be shown within ``wait_s``.
 
     :param lag: seconds if the cursor is a time, else values of the cursor; ``None`` for Postgres
-    :param wait_s: maximum time to wait for the end of open transactions, in seconds
     :raises InvalidError: the database or the table gives no such offset without a ``lag``
     """
     if target.dialect != "postgresql":

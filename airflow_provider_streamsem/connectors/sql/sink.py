@@ -109,7 +109,6 @@ class JdbcSink(TransactionalSink[_Handle]):
 
     @property
     def location(self) -> str:
-        """The location of the staged files."""
         return self.staging
 
     @property
@@ -124,7 +123,6 @@ class JdbcSink(TransactionalSink[_Handle]):
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """The reasons why the table has each record once."""
         reasons = (
             "one database transaction writes the rows of a version and its marker, and the marker prevents a second transaction of the version",
             "rows passed to the writer = rows in the staged files = rows in the manifest, or the attempt is discarded",
@@ -133,16 +131,13 @@ class JdbcSink(TransactionalSink[_Handle]):
 
     @property
     def is_sequenced(self) -> bool:
-        """Whether the order of the rows of a batch matters: in mode ``upsert``."""
         return self.mode == "upsert"
 
     @property
     def last_of(self) -> Sequence[str]:
-        """The columns of which the table keeps the last row: the keys."""
         return self.keys
 
     def immutable_config(self) -> Json:
-        """Return the connection id, the two tables, the staging location, the mode and the version column."""
         return {
             "type": "jdbc",
             "conn_id": self.conn_id,
@@ -154,12 +149,7 @@ class JdbcSink(TransactionalSink[_Handle]):
         }
 
     def resolve_schema(self, schema: str) -> str:
-        """
-        Check that the database has the table and that the columns fit it. Then run the publishing transaction without rows, and roll it back.
-
-        :raises DataError: the table is missing or does not fit, or the database refuses a statement. Nothing became visible
-        :raises UnavailableError: the database cannot be reached or did not report the result of a request
-        """
+        """Also run the publishing transaction without rows, and roll it back. A statement that the database refuses is a ``DataError``."""
         failure: StreamsemError | None = None
         try:
             with self._connected() as connection:
@@ -193,11 +183,7 @@ class JdbcSink(TransactionalSink[_Handle]):
             raise failure
 
     def claim(self, pipeline_uuid: str, log: str, *, new: bool) -> None:
-        """
-        Write or verify the ownership marker of the staging location. If the log is new, also create the marker table.
-
-        Later runs do not create the marker table, because an empty one would mean that no version was published.
-        """
+        """If the log is new, also create the marker table."""
         StagedSink.claim(self, pipeline_uuid, log, new=new)
         if not new:
             return
@@ -295,10 +281,8 @@ class JdbcSink(TransactionalSink[_Handle]):
 
     def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
         """
-        Count the rows of each file of the attempt, and refuse nulls and values that the table would refuse.
-
-        The ``stats`` of each file is the digest of the table's columns. If the digest is the same when the batch is published, the values are not checked
-        again.
+        Also refuse nulls and values that the table would refuse. The ``stats`` of each file is the digest of the table's columns. If the digest is the same
+        when the batch is published, the values are not checked again.
         """
         staged = StagedSink.collect(self, version, attempt_id, accepted)
         if not staged.rows:
@@ -340,26 +324,19 @@ class JdbcSink(TransactionalSink[_Handle]):
             yield _Handle(connection, markers)
 
     def marker_in(self, handle: _Handle, batch: SinkCommit) -> SinkMarker | None:
-        """Read the marker from the marker table."""
         return self._read_marker(handle.connection, handle.markers, batch)
 
     def check_sink(self, handle: _Handle, batch: SinkCommit, marker: SinkMarker | None) -> None:
-        """Check that the marker table has the row that the newest receipts name."""
         summary = "the marker table has no row of this pipeline, but the log has receipts of published rows: the marker table was emptied or recreated"
         if not batch.is_settled(marker):
             batch.check_marker(marker, summary, table=self.table, markers=self.markers)
 
     def commit(self, handle: _Handle, batch: SinkCommit, marker: SinkMarker | None, *, skips: bool) -> bool:
-        """
-        Set the marker and write the rows in one transaction.
-
-        A reprocessing run first deletes the rows whose version column is ``batch.root``. A rollback deletes those of all versions that it rolls back.
-        """
+        """A reprocessing run first deletes the rows whose version column is ``batch.root``. A rollback deletes those of all versions that it rolls back."""
         new = SinkMarker(batch.version, "skipped" if skips else "applied", batch.outcome)
         return self._commit(handle.connection, handle.markers, batch, new, marker)
 
     def is_refusal(self, error: Exception) -> bool:
-        """Return whether the database's error code is that of a permanent refusal."""
         return isinstance(database.translated(error), PublishError)
 
     def refused_error(self, batch: SinkCommit, cause: Exception) -> StreamsemError:
@@ -367,7 +344,6 @@ class JdbcSink(TransactionalSink[_Handle]):
         return database.translated(cause, table=self.table, version=batch.version)
 
     def unknown_result_error(self, batch: SinkCommit, cause: Exception | None) -> StreamsemError:
-        """Return an error that names the database's error, without row values."""
         if cause is None:
             return database.unknown_result_error(self.table, batch.version)
         error = self.refused_error(batch, cause)

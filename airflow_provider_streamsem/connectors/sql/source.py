@@ -133,7 +133,6 @@ class JdbcSource(SourceDefaults):
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """The reasons for the guarantee."""
         reasons = ["the plan records ranges of the cursor, and every attempt reads exactly these ranges"]
         if self.lag is None:
             reasons.append(
@@ -166,7 +165,6 @@ class JdbcSource(SourceDefaults):
         }
 
     def immutable_config(self) -> Json:
-        """Return the connection id, the table, the cursor and the UTC offset of its times."""
         return {
             "type": "jdbc",
             "conn_id": self.conn_id,
@@ -176,7 +174,6 @@ class JdbcSource(SourceDefaults):
         }
 
     def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
-        """Return the OpenLineage dataset of the table: the server of the connection, and ``database.table``."""
         return [database.lineage_name(self.conn_id, self.table)]
 
     def opened(self) -> AbstractContextManager[SourceTable]:
@@ -197,12 +194,7 @@ class JdbcSource(SourceDefaults):
         return length(ranges)
 
     def initial_offsets(self) -> Offsets:
-        """
-        Return the offset that ``starting`` defines. ``latest`` is the end of the source: rows of open transactions are read.
-
-        :raises InvalidError: ``starting`` has another type than the cursor
-        :raises UnavailableError: open transactions did not end within ``wait_s``
-        """
+        """``latest`` is the end of the source: rows of open transactions are read. Raises ``UnavailableError`` if these do not end within ``wait_s``."""
         if self.starting == "earliest":
             return {self.table: 0}
         if self.starting == "latest":
@@ -220,12 +212,7 @@ class JdbcSource(SourceDefaults):
             return {self.table: self.starting * table.cursor.step}
 
     def offsets_for_time(self, at_ms: int) -> Offsets:
-        """
-        Return the offset of a time. If no visible row is at or above it, return the offset after the newest visible row.
-
-        :param at_ms: milliseconds UTC
-        :raises InvalidError: the cursor has integers
-        """
+        """If no visible row is at or above the time, return the offset after the newest visible row. An integer cursor has no times (``InvalidError``)."""
         with self.opened() as table:
             at = self._offset_of_time(table, at_ms)
             with table.snapshot():
@@ -246,17 +233,14 @@ class JdbcSource(SourceDefaults):
         return JdbcPlanner(self, log.clock)
 
     def read_pins(self, pins: Json) -> tuple[JdbcPin, ...]:
-        """Decode the pins of a plan."""
         return read_pins(pins)
 
     def check_pins(self, pins: Sequence[JdbcPin], *, was_read: bool) -> None:
         """
-        Check that the ranges have the pinned number of rows, and on Postgres the pinned digest. A digest value never recurs. So
-        an equal digest before and after a read shows that the read found the planned rows.
+        Check that the ranges have the pinned number of rows, and on Postgres the pinned digest. A digest value never recurs. So an equal digest before and
+        after a read shows that the read found the planned rows.
 
         With ``changes="follow"`` rows may have moved to greater cursor values. Then only additional rows are an error.
-
-        :raises RecordsMissingError: rows of a range were changed, deleted or added. Nothing became visible
         """
         if not pins:
             return
@@ -281,11 +265,7 @@ class JdbcSource(SourceDefaults):
         raise RecordsMissingError(summary, **fields).advising(advice)
 
     def load(self, spark: SparkSession, pins: Sequence[JdbcPin]) -> ParsedRecords:
-        """
-        Return the rows of the pinned ranges as a DataFrame. Reads the table's description, and no row.
-
-        :raises DataError: a column cannot be read as a type of Spark
-        """
+        """Reads the table's description. Raises ``DataError`` if a column cannot be read as a type of Spark."""
         return self._load(spark, pins, in_order=False)
 
     def load_in_order(self, spark: SparkSession, pins: Sequence[JdbcPin]) -> ParsedRecords:
@@ -333,9 +313,8 @@ class JdbcPlanner:
         self, start: Offsets, end: SourceEnd, limits: Limits, hint: Json, *, on_data_loss: str
     ) -> SourceSlice | None:
         """
-        Select the next rows: at most ``limits.max_rows``, or the rows of one cursor value.
-
-        Rows that were deleted since the poll are not read. If no row is left, the slice has a range without pins, so that a drain reaches its target.
+        Select at most ``limits.max_rows`` rows, or the rows of one cursor value. If all were deleted since the poll, the slice has a range without pins, so
+        that a drain reaches its target.
         """
         name = self._source.table
         first, last = position(start, name), position(end.offsets, name)
@@ -354,16 +333,11 @@ class JdbcPlanner:
         return SourceSlice(ranges={name: (first, stop)}, pins=pins, hint=None, rows=rows)
 
     def lag(self, start: Offsets, hint: Json) -> int:
-        """Return the number of rows from ``start`` (inclusive) that are visible."""
         with self._source.opened() as table, table.snapshot():
             return table.rows(position(start, self._source.table), None)
 
     def unread_before(self, start: Offsets, at_ms: int) -> int:
-        """
-        Return the number of visible rows from ``start`` (inclusive) whose time is before ``at_ms`` (milliseconds UTC, exclusive).
-
-        An integer cursor has no times, so all rows count.
-        """
+        """With an integer cursor, which has no times, all rows count."""
         first = position(start, self._source.table)
         with self._source.opened() as table, table.snapshot():
             if not table.cursor.is_time:
@@ -371,11 +345,7 @@ class JdbcPlanner:
             return table.rows(first, max(first, table.cursor.at_instant(at_ms * 1000)))
 
     def minimum_clock(self, start: Offsets) -> int | None:
-        """
-        Return the time of the first unread row in milliseconds UTC, rounded down; ``None`` if no row is unread.
-
-        An integer cursor has no times. While rows are unread, the result is 0.
-        """
+        """Round the time down. With an integer cursor, which has no times, the result is 0 while rows are unread."""
         with self._source.opened() as table, table.snapshot():
             first = table.first_offset(position(start, self._source.table))
             if first is None:

@@ -30,7 +30,6 @@ def refuse_misfits(location: str, staged: Committable, target: Target) -> None:
 
     Dates and times are checked by the footers of the files. Other columns are read only if the table's column has a limit.
 
-    :param location: location of the staged files
     :raises DataError: names the columns and their problems, without values. Nothing became visible
     :raises UnavailableError: a staged file is missing
     """

@@ -85,7 +85,6 @@ def check_values(
 
     A null key equals no key, so a row with a null key would always be inserted. Text in a partition column becomes the name of a directory.
 
-    :param location: location of the staged files
     :param null_texts: texts that would become null as a partition value
     :raises DataError: names the columns. Nothing became visible
     """
@@ -118,7 +117,6 @@ def refuse_ambiguous(
 
     Needs about 100 bytes of memory for each row, besides the columns ``keys`` and ``sequence_by``.
 
-    :param location: location of the staged files
     :param sequence_by: columns that order the rows; rows that differ in them are accepted
     :param groups: the group of the rows of each Spark partition. Rows of different groups are ordered. Empty: all rows are of one group
     :raises DataError: there are such rows. Nothing became visible

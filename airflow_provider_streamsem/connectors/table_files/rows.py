@@ -30,7 +30,6 @@ def read(
     """
     Return the rows of files as a DataFrame. A column that a file lacks is null there.
 
-    :param location: root of the files
     :param positions: whether to add the columns by which :func:`in_groups` distributes the rows
     """
     root = plain_root(location)
@@ -70,8 +69,6 @@ def check_read(location: str, files: Sequence[PlannedFile], read: int, **facts: 
     """
     Compare the number of rows that Spark read with the number that the table's metadata states, or else the footers of the files.
 
-    :param read: number of rows that Spark read
-    :param facts: fields of the error that name the table and its versions
     :raises DataError: the numbers differ. Nothing became visible
     """
     footers_by_key = footers(location, [file for file in files if file.rows < 0 <= file.bytes])

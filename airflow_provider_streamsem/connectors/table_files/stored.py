@@ -25,7 +25,6 @@ def missing(location: str, files: Sequence[F]) -> list[F]:
 
     More than 100 files are listed, as long as the listing has at most 10 times as many objects. A request is sent for each file that the listing lacks.
 
-    :param location: root of the files
     :raises UnavailableError: the store did not report the result of a request. Nothing became visible
     """
     store = open_dataset(location)

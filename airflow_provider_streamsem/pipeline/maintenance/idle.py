@@ -12,7 +12,6 @@ def idle_head(opened: OpenPipeline, work: str, *, closes_staged: bool) -> Closed
     """
     Return the newest head, in which no version is open and no publish is pending.
 
-    :param work: the kind of work, for errors
     :param closes_staged: whether to close an open rewrite
     :raises OpenVersionError: another version is open, or its publishes are pending
     :raises HeldVersionError: the open version is held

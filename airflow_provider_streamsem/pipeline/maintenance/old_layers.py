@@ -21,7 +21,6 @@ def unneeded_layers(log: CommitLog, newest: Outcome, begin: int, oldest: int) ->
     The next batch loads the state of the head. A rollback returns to version ``oldest`` or a later one, and a run reprocesses batches from ``oldest`` on, with
     the state before them (W44). Each of these states has layers of the state before ``oldest``, of a rollback since then, or of a version since then.
 
-    :param newest: the newest outcome
     :param begin: an earlier vacuum has deleted what was unneeded at this version
     """
     if oldest <= begin:

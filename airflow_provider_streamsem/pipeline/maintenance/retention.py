@@ -67,7 +67,6 @@ def new_rewrites(log: CommitLog, newest: Outcome, begin: int, end: int) -> list[
     """
     Return the rewrites of versions in ``(begin, end]`` that apply at the newest version. Readers find the rows of their commits only in their files.
 
-    :param newest: the newest outcome
     :raises LogDamagedError: a rewrite breaks a rule, so it does not show where the rows are (I23, I24)
     """
     if Rewrite.kind not in newest.newest or end <= begin:
@@ -82,7 +81,6 @@ def unneeded_attempts(
     """
     Yield the outcomes of the versions up to ``oldest`` whose data files no reader of ``oldest`` or a later version needs.
 
-    :param newest: the newest outcome
     :param begin: an earlier vacuum has deleted what was unneeded at this version
     :param rewrites: those that :func:`new_rewrites` returns
     :returns: each outcome with the sink whose files are unneeded; ``None``: all sinks

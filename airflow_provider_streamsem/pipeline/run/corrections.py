@@ -17,11 +17,7 @@ from airflow_provider_streamsem.protocol.view import Head
 
 
 def repinned(opened: OpenPipeline, plan: Plan) -> Json:
-    """
-    Return the pins with which a reprocessing run of a plan reads: those of the plan, or the newest ones if the source replaces records.
-
-    :param plan: the plan of the commit that is replaced
-    """
+    """Return the pins with which a reprocessing run of a plan reads: those of the plan, or the newest ones if the source replaces records."""
     source = opened.pipeline.source
     if not isinstance(source, Repinning):
         return plan.pins

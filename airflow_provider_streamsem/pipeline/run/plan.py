@@ -35,7 +35,6 @@ def may_wait(limits: Limits, rows: int, *, since_ms: int | None, now_ms: int) ->
     """
     Return whether the run leaves the rows for a later run: there are fewer than ``limits.min_rows``, and ``limits.max_delay_s`` has not elapsed.
 
-    :param rows: estimated number of rows of the batch
     :param since_ms: start of the delay, in milliseconds UTC: when the newest outcome was created. ``None`` before the first outcome: version 0 is never
         delayed
     :param now_ms: the current time in milliseconds UTC, which the plan records as ``planned_at_ms`` (I13)
@@ -64,7 +63,6 @@ def plan_batch(
 
     The first plan of a drain records the target: the current end offsets of the source. Every later plan of the run ends at or below that target (W14, I19).
 
-    :param ready: the position of the run
     :param drain: whether the run plans further versions until it reaches the target
     :returns: the plan; :class:`Corrections` if versions must be reprocessed first; ``None`` if the source has nothing new (W15), or if the run leaves the rows
         for a later run. If a pipeline with state has windows to close, a plan without ranges (W29) in place of ``None``
@@ -160,11 +158,7 @@ def _run_counts(opened: OpenPipeline, ready: Ready) -> dict[str, int]:
 
 
 def visible_commits(log: CommitLog, run_key: str, newest: Outcome) -> list[Outcome]:
-    """
-    Return the commits of a run that were not rolled back, in ascending order of versions.
-
-    :param newest: the newest outcome of the log
-    """
+    """Return the commits of a run that were not rolled back, in ascending order of versions."""
     kept = log.remaining_versions(newest)
     stored = [log.outcome(version) for version in log.run_versions(run_key) if remains(version, kept)]
     return [outcome for outcome in stored if outcome is not None and outcome.committed]
@@ -216,12 +210,7 @@ def _refuse_unfinished_drain(ready: Ready) -> None:
 
 
 def due_watermark(pipeline: Pipeline, last: Outcome | None, *, now_ms: int) -> int | None:
-    """
-    Return the watermark of a no-data batch, in milliseconds since the epoch; ``None`` if none is due (W29).
-
-    :param last: the newest outcome
-    :param now_ms: the current time in milliseconds since the epoch
-    """
+    """Return the watermark of a no-data batch, in milliseconds since the epoch; ``None`` if none is due (W29)."""
     state = None if last is None else operator_state(last.state)
     if pipeline.state is None or last is None or state is None:
         return None

@@ -75,7 +75,6 @@ def plan_reprocess(
     """
     Build the plan of a reprocessing run from the commit that it replaces, as of the head (W24, W25).
 
-    :param current_lookups: whether the run reads the current rows of the lookups
     :param held: whether the version stays open until it is committed or aborted on request (W39)
     """
     current = current_commit(opened, ready.head, version)
@@ -117,9 +116,6 @@ def check_state(opened: OpenPipeline, current: int, outcome: Outcome, newest: Ou
     """
     Check that a version can be reprocessed: no rewrite binds its rows, and the state before it fits the pipeline and can be loaded.
 
-    :param current: the commit that holds the rows of the version
-    :param outcome: the outcome of this commit
-    :param newest: the newest outcome of the log
     :raises InvalidError: the version has expired, and a rewrite binds its rows or vacuum may have deleted the ids before it; the deduplication or the state was
         altered since; or a state file is missing or was changed
     """

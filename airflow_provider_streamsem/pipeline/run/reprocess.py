@@ -95,7 +95,6 @@ def kept_versions(pipeline: Pipeline, log: CommitLog, version: int) -> range | N
     """
     Return the versions whose rows and state a reprocessing run has kept, although they build on the state after the version whose rows it replaced.
 
-    :param version: the version of the reprocessing run
     :returns: the versions between the two, possibly none; ``None`` if the pipeline has no state, or the version is no committed reprocessing run
     """
     outcome = None if pipeline.state is None else log.outcome(version)

@@ -557,9 +557,7 @@ def run_reprocessing(
     If the store did not report a result, the version stays open: an attempt may be complete, and the retry commits it.
 
     :param opened: the pipeline. Its head must be confirmed (W24)
-    :param run_key: names the reprocessing run
     :param announces: as in :func:`run_batch`
-    :param current_lookups: whether the run reads the current rows of the lookups
     """
     try:
         run = Run(opened, run_key, engine, announces=announces, reprocesses=version)

@@ -71,9 +71,7 @@ def warn_of_open_version(log: CommitLog, plan: Plan, spec: Json, *, run_key: str
     """
     Log a warning that this process stages a version that was planned with another spec. The warning names the fields in which the specs differ.
 
-    :param plan: plan of the open version
     :param spec: the spec of this process, as :meth:`Pipeline.to_json` returns it
-    :param run_key: run key of this process
     """
     stored = read_json(log.read_spec(plan.spec), keys.spec(plan.spec))
     planner, own = describe_run(plan.run_key), describe_run(run_key)
@@ -97,7 +95,6 @@ def log_spec_change(log: CommitLog, before: Head, plan: Plan, spec: Json) -> Non
     """
     Log that a version was planned with another spec than the version before it. Log a warning if two tasks seem to run one pipeline with different specs.
 
-    :param before: the head that the plan follows
     :param spec: the spec of ``plan``, as :meth:`Pipeline.to_json` returns it
     """
     last = _newest_processed(log, before.outcome)

@@ -200,7 +200,6 @@ def require(pipeline: _Pipeline, least: str) -> None:
     """
     Refuse a pipeline whose guarantee is weaker than required.
 
-    :param least: the required label
     :raises InvalidError: the computed guarantee does not satisfy ``least``; the error names the computed guarantee and its reasons
     """
     computed = guarantee(pipeline)

@@ -16,7 +16,6 @@ def pin_lookups(
     """
     Return lookup name → pin, ordered by name.
 
-    :param now_ms: the time of the plan, in milliseconds UTC
     :param planned: the pins of the version that this plan replaces. A lookup that is not among them gets a pin of its current rows
     """
     return {

@@ -237,7 +237,6 @@ def create_log(pipeline: Pipeline, log: CommitLog, *, fork: Fork | None = None) 
     """
     Create the pipeline's log, and return the stored record, which may be that of another process.
 
-    :param fork: the position at which a fork starts
     :raises UnsafeStoreError: the store does not support atomic create-if-absent
     :raises ConflictError: a dataset of the pipeline was written by a log that is lost
     """

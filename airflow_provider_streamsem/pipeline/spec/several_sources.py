@@ -78,12 +78,10 @@ class SeveralSources:
 
     @property
     def extra(self) -> str:
-        """``""``: the pipeline lists the extras of each source."""
         return ""
 
     @property
     def conditions(self) -> str:
-        """The conditions of all sources."""
         return ", ".join(dict.fromkeys(source.conditions for source in self.parts.values() if source.conditions))
 
     @property
@@ -100,44 +98,32 @@ class SeveralSources:
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """The reasons of each source, after its name."""
         return tuple(f"{name}: {reason}" for name, source in self.parts.items() for reason in source.reasons)
 
     @property
     def spark_packages(self) -> tuple[str, ...]:
-        """The packages of all sources."""
         packages = [package for source in self.parts.values() for package in source.spark_packages]
         on_s3 = [source for source in self.parts.values() if (source.location or "").startswith("s3://")]
         return tuple(dict.fromkeys([*packages, *(["s3a"] if on_s3 else [])]))
 
     @property
     def location(self) -> None:
-        """``None``: the pipeline checks the location of each source."""
         return None
 
     def warnings(self) -> list[str]:
-        """Return the warnings of all sources."""
         return [text for source in self.parts.values() if isinstance(source, Warns) for text in source.warnings()]
 
     def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
-        """Return the inputs of all sources."""
         return [name for key, source in self.parts.items() for name in source.lineage(_of_source(ranges, key))]
 
     def immutable_config(self) -> Json:
-        """Return the identity of each source."""
         return {name: source.immutable_config() for name, source in self.parts.items()}
 
     def initial_offsets(self) -> Offsets:
-        """Return the initial offsets of all sources."""
         return _prefixed({name: source.initial_offsets() for name, source in self.parts.items()})
 
     def extends(self, before: Json) -> Offsets | None:
-        """
-        Return the initial offsets of the partitions that these sources add to other ones: those of new sources, and those of each source that reads more.
-
-        :param before: name → immutable fields of each of the other sources
-        :returns: ``None`` if a source is missing, or does not read all partitions of the one with its name
-        """
+        """``before`` is name → immutable fields of each of the other sources. The result is ``None`` also if a source is missing."""
         if not isinstance(before, Mapping) or not before.keys() <= self.parts.keys():
             return None
         added: dict[str, Offsets] = {}
@@ -152,7 +138,6 @@ class SeveralSources:
         return _prefixed(added)
 
     def offsets_for_time_in(self, log: CommitLog, at_ms: int) -> Offsets:
-        """Return the offsets of all sources for a time; an error names the source."""
         found: dict[str, Offsets] = {}
         for name, source in self.parts.items():
             with _naming(name):
@@ -168,7 +153,6 @@ class SeveralSources:
         return SeveralPlanner(planners)
 
     def peek(self, log: CommitLog, hint: Json) -> SeveralPlanner:
-        """Return a planner for dry runs. It removes no records from a source."""
         planners: dict[str, Planner] = {}
         for name, source in self.parts.items():
             opens = source.peek if isinstance(source, Consuming) else source.open
@@ -176,7 +160,6 @@ class SeveralSources:
         return SeveralPlanner(planners)
 
     def read_pins(self, pins: Json) -> Sequence[SourcePins]:
-        """Decode the pins of each source."""
         if not isinstance(pins, Sequence) or not all(isinstance(item, Mapping) for item in pins):
             raise LogDamagedError(
                 "the pins of a plan with several sources are not a list of {source, pins}", invariant="R6"
@@ -206,7 +189,6 @@ class SeveralSources:
         }
 
     def check_pins(self, pins: Sequence[SourcePins], *, was_read: bool) -> None:
-        """Check the pins of each source; an error names the source."""
         for item in pins:
             with _naming(item.source):
                 self.parts[item.source].check_pins(item.pins, was_read=was_read)
@@ -227,7 +209,6 @@ class SeveralSources:
         return next((rule for rule in ("refuse", "reprocess") if rule in rules), "ignore")
 
     def is_outdated(self, ranges: Ranges, gaps: Gaps, pins: Sequence[SourcePins]) -> bool:
-        """Return whether a source has replaced or removed records that a plan has read."""
         planned = {item.source: item.pins for item in pins}
         for name, source in self.parts.items():
             source_ranges = _of_source(ranges, name)
@@ -249,19 +230,13 @@ class SeveralSources:
 
     @property
     def range_unit(self) -> str:
-        """The plural noun for the items of all sources."""
         return self.unit
 
     def count(self, ranges: Ranges) -> int:
-        """Return the number of items of all sources in the ranges."""
         return sum(count(source, _of_source(ranges, name)) for name, source in self.parts.items())
 
     def expiry(self, start: Offsets, *, within_ms: int | None, now_ms: int) -> Expiry:
-        """
-        Count the expired items of the sources whose items expire.
-
-        :raises InvalidError: the items of no source expire
-        """
+        """Raises ``InvalidError`` if the items of no source expire."""
         expiring = {name: source for name, source in self.parts.items() if isinstance(source, Expiring)}
         if not expiring:
             raise InvalidError(
@@ -286,7 +261,6 @@ class SeveralPlanner:
         self._planners = planners
 
     def poll(self, hint: Json) -> SeveralEnd:
-        """Poll each source."""
         ends: dict[str, SourceEnd] = {}
         for name, planner in self._planners.items():
             with _naming(name):
@@ -319,17 +293,14 @@ class SeveralPlanner:
         )
 
     def lag(self, start: Offsets, hint: Json) -> int:
-        """Return the sum of the lags of all sources."""
         return sum(
             planner.lag(_of_source(start, name), _hint_of(hint, name)) for name, planner in self._planners.items()
         )
 
     def unread_before(self, start: Offsets, at_ms: int) -> int:
-        """Return the number of unread items before ``at_ms``, summed over all sources."""
         return sum(planner.unread_before(_of_source(start, name), at_ms) for name, planner in self._planners.items())
 
     def minimum_clock(self, start: Offsets) -> int | None:
-        """Return the minimum of the sources' minimum clocks; ``None`` if no source has an unread item."""
         clocks = [planner.minimum_clock(_of_source(start, name)) for name, planner in self._planners.items()]
         return min((clock for clock in clocks if clock is not None), default=None)
 

@@ -110,7 +110,6 @@ def rendered(pipeline: Pipeline, environment: Any, context: Mapping[str, Any], *
 
     :param environment: a Jinja environment whose templates render to strings
     :param context: name → value, for the templates
-    :param where: name of the pipeline in errors
     :returns: the copy; ``pipeline`` itself if it contains no templates
     :raises InvalidError: a template is refused by :func:`refuse_secrets` or cannot be rendered in this run, or the rendered spec is not valid
     """

@@ -27,7 +27,6 @@ def announce_run(
     """
     Create the announcement of a run whose last version is closed.
 
-    :param last: the run's last plan
     :param closed: the newest closed version. Other runs may have planned versions after the run's last one
     :param resumed: whether the run was complete when this process began. If so, and if its announcement is stored, nothing is written
     :param request_of: for a request to reprocess the versions of a run: the key of that run. Each request has other run keys, so a later request announces
@@ -72,7 +71,6 @@ def announce_others(log: CommitLog, closed: int, run_key: str) -> tuple[tuple[in
     Create the announcement of a run that planned nothing. It covers only versions of other runs.
 
     :param closed: the newest closed version; -1 if there is none
-    :param run_key: run key of the run
     :returns: as :func:`announce_run`; an empty range if all versions are announced already
     """
     nothing: tuple[tuple[int, int], Completed] = (closed + 1, closed + 1), []

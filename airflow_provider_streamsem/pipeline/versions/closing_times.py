@@ -27,7 +27,6 @@ def newest_closed_until(log: CommitLog, until_ms: int) -> int:
     """
     Return the newest version that was closed at or before a time and was not rolled back.
 
-    :param until_ms: the time, in milliseconds since the epoch
     :raises InvalidError: there is no such version
     """
     closed = log.newest_head().closed

@@ -31,11 +31,8 @@ def plan_of(
     """
     Build the plan of the next version, without ranges. Does not store it.
 
-    :param work: what the version does
-    :param run_key: the run that plans it
     :param j: the number of versions that the run has planned before
     :param spec: sha256 of the spec
-    :param transform: the name of the transform
     """
     return Plan(
         version=head.closed + 1,
@@ -77,7 +74,6 @@ def close(log: CommitLog, head: OpenHead, proposed: Outcome) -> tuple[ClosedHead
     """
     Close the open version, and create the segments that became full.
 
-    :param proposed: the outcome to create
     :returns: the closed head, which may have pending publishes, and the stored outcome, which may be that of another process
     """
     plan, began_ms = head.plan, log.clock.now_ms()
@@ -124,8 +120,6 @@ def abort_outcome(log: CommitLog, head: OpenHead, *, reason: str, initial_state:
 
     The outcome keeps the state of the previous outcome. For a batch, it has the source hint of the plan. Only this hint records the end offsets of items that
     were deleted from the source.
-
-    :param initial_state: the state before version 0
     """
     plan, before = head.plan, head.outcome
     return _outcome(
@@ -199,7 +193,6 @@ def settle(
     """
     Close the open version, without reading records. Any process may do this. A version whose outcome follows from its plan is committed.
 
-    :param work: what the caller wants to plan, for errors
     :param closes_staged: whether to commit or abort an open rewrite of another process
     :param abort_reason: why an open batch or reprocessing run is aborted; ``None``: it is refused
     :returns: the closed head, which may have pending publishes, and the outcome of the version that was open; ``None`` if none was

@@ -77,7 +77,6 @@ def publish(opened: OpenPipeline, head: ClosedHead, outcome: Outcome, *, is_own:
     """
     Publish the head's commit to all sinks outside the log, and create its receipts.
 
-    :param outcome: the outcome of the head's newest version
     :param is_own: whether the publishing run planned the commit. Only then may this publisher close the claims of other publishers (P5)
     :returns: the head without pending publishes
     :raises UnavailableError: a sink did not report a result, or a publisher of another run has claimed the effects. The batch stays committed
@@ -162,7 +161,6 @@ def batch_of(opened: OpenPipeline, outcome: Outcome, outcome_sha: str, name: str
     one after the other. For a rollback, it has the current rows of every chain that is rolled back, and there are no rows to add (P10).
 
     :param outcome_sha: sha256 of the bytes of ``outcome``
-    :param name: name of the sink
     """
     log, back_to = opened.log, outcome.hidden.after
     if back_to is None:
@@ -190,7 +188,6 @@ def rows_after(log: CommitLog, to: int, newest: Outcome, names: Sequence[str]) -
 
     :param to: the version to which the rollback returns (exclusive)
     :param newest: the outcome of the last version (inclusive). Only versions in its lineage count
-    :param names: names of the sinks
     :returns: sink → root → rows. The root is the first version of a chain, and the rows are those of its newest commit that was applied to the sink. Chains
         without rows are left out. No root is at or before ``to`` (W32)
     """
@@ -213,8 +210,6 @@ def current_output(log: CommitLog, version: int, name: str, newest: Outcome) -> 
     Return the rows of a committed version's chain that one sink contains now. Reprocessing the version would replace them.
 
     Returns ``None`` if every commit of the chain was skipped for this sink, or is older than the alter that added the sink.
-
-    :param newest: the newest outcome of the log
     """
     outcome, removed_at = log.closed_outcome(version), log.removed_at(name, newest)
     rows = _applied(log, outcome, name) if version > removed_at else None

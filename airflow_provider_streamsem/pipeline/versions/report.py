@@ -78,7 +78,6 @@ def ended(result: RunResult, *, resumed: bool, ms: int) -> str:
     Format the result of a run.
 
     :param resumed: whether the run was complete when this process began
-    :param ms: duration of this process's part of the run, in milliseconds
     """
     run = f"run {changes.run_id(result.run_key)}"
     versions = [str(version.version) for version in result.completed]

@@ -84,7 +84,6 @@ def run_result(
     """
     Build the result of a complete run, and create its announcement if ``announces`` is set.
 
-    :param complete: position of the run: its last version and the head
     :param resumed: whether the run was complete when this process began
     :param announces: ``False``: create no announcement, because another process returns the result of the run, or no process repeats the run
     """

@@ -34,11 +34,9 @@ class Alter(Kind):
 
     @property
     def hidden(self) -> Hidden:
-        """The rows in the removed sinks."""
         return Hidden(sinks=self.removed)
 
     def next_offsets(self, plan: Plan, *, committed: bool) -> Offsets:
-        """Return the offsets of the new partitions."""
         return self.offsets if committed else {}
 
     def state_after(self, state: Json) -> Json:
@@ -46,11 +44,9 @@ class Alter(Kind):
         return {name: part for name, part in (state or {}).items() if name not in self.state} or None
 
     def schemas_after(self, schemas: Mapping[str, str]) -> Mapping[str, str]:
-        """Return the columns of the sinks that remain."""
         return {name: schema for name, schema in schemas.items() if name not in self.removed}
 
     def markers_after(self, markers: Mapping[str, Marker]) -> Mapping[str, Marker]:
-        """Return the markers of the sinks that remain."""
         return {name: marker for name, marker in markers.items() if name not in self.removed}
 
     def check_plan(self, plan: Plan, *, before: Outcome | None, next: Offsets) -> None:

@@ -26,11 +26,9 @@ class Expire(Kind):
     oldest: int
 
     def newest(self, version: int) -> int | None:
-        """Return the oldest readable version."""
         return self.oldest
 
     def describe(self) -> str:
-        """Return which versions expire."""
         return f"expiry of the versions below {self.oldest}"
 
     def check_plan(self, plan: Plan, *, before: Outcome | None, next: Offsets) -> None:

@@ -26,9 +26,5 @@ class Move(Kind):
     moved_to: str
 
     def check_plan(self, plan: Plan, *, before: Outcome | None, next: Offsets) -> None:
-        """
-        Refuse every reader and writer.
-
-        :raises LogMovedError: always
-        """
+        """Refuse every reader and writer with ``LogMovedError``."""
         raise LogMovedError("the log was moved to another location", moved_to=self.moved_to, version=plan.version)

@@ -34,16 +34,13 @@ class Reprocess(Kind):
 
     @property
     def removed_counts(self) -> Mapping[str, int]:
-        """The row counts of the replaced commit."""
         return self.counts
 
     @property
     def hidden(self) -> Hidden:
-        """The rows of the replaced commit."""
         return Hidden(commits=(self.replaces,))
 
     def describe(self) -> str:
-        """Return which version it reprocesses."""
         return f"reprocessing of version {self.replaces}"
 
     def check_plan(self, plan: Plan, *, before: Outcome | None, next: Offsets) -> None:
@@ -57,12 +54,7 @@ class Reprocess(Kind):
             raise self.damaged("an outcome replaces a version that is not earlier", outcome.version)
 
     def check_replaced(self, plan: Plan, replaced: Plan, outcome: Outcome) -> None:
-        """
-        Check that the plan has the ranges, gaps and watermark of the commit that it replaces, and records the counts of that commit (I20).
-
-        :param replaced: the plan of that commit
-        :param outcome: its outcome
-        """
+        """Check that the plan has the ranges, gaps and watermark of the commit that it replaces, and records the counts of that commit (I20)."""
         same = (plan.ranges, plan.gaps, plan.watermark_ms) == (replaced.ranges, replaced.gaps, replaced.watermark_ms)
         if not (same and outcome.committed and self.counts == outcome.counts):
             summary = "a reprocessing run does not match the commit that it replaces"

@@ -42,22 +42,18 @@ class Rewrite(Kind):
     output: Committable | None = field(default=None, metadata=SPARSE)
 
     def rewrites(self, version: int) -> tuple[SegmentRewrite, ...]:
-        """Return this rewrite as readers and segments have it."""
         assert self.output is not None  # see check_outcome
         return (
             SegmentRewrite(version=version, sink=self.sink, commits=self.commits, rows=self.rows, output=self.output),
         )
 
     def staged(self, manifest: StagedManifest) -> Rewrite:
-        """Return the payload with the new files."""
         return replace(self, output=manifest.sinks.get(self.sink))
 
     def is_outcome_of(self, planned: Kind) -> bool:
-        """Return whether the sink, the commits and the number of rows are those of the plan."""
         return replace(self, output=None) == planned
 
     def describe(self) -> str:
-        """Return which sink it rewrites, and how many commits."""
         return f"rewrite of {len(self.commits)} commits of sink {self.sink}"
 
     def check_plan(self, plan: Plan, *, before: Outcome | None, next: Offsets) -> None:

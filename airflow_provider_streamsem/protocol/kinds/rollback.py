@@ -35,25 +35,20 @@ class Rollback(Kind):
 
     @property
     def based_on(self) -> int | None:
-        """The version to which it returns."""
         return self.to
 
     @property
     def removed_counts(self) -> Mapping[str, int]:
-        """The row counts of the versions that it removes."""
         return self.counts
 
     @property
     def hidden(self) -> Hidden:
-        """The rows of all versions above the one to which it returns."""
         return Hidden(after=self.to)
 
     def next_offsets(self, plan: Plan, *, committed: bool) -> Offsets:
-        """Return the offsets after the version to which a commit returns."""
         return self.next if committed else {}
 
     def describe(self) -> str:
-        """Return to which version it returns."""
         return f"rollback to version {self.to}"
 
     def check_plan(self, plan: Plan, *, before: Outcome | None, next: Offsets) -> None:
@@ -74,9 +69,7 @@ class Rollback(Kind):
         """
         Check a rollback against the version to which it returns (I21).
 
-        :param version: the version of the rollback
         :param outcome: the outcome of the rollback; ``None`` if it is open
-        :param restored: the outcome of the version to which it returns
         :param counts: the counts that the versions in between added to the totals
         """
         expected = {partition: offsets.position(restored.next, partition) for partition in self.next}

@@ -70,11 +70,7 @@ class ReadColumn:
         return any(part.has_zeros(inner) for part, inner in self._inner(values))
 
     def unusual(self, name: str) -> Iterator[str]:
-        """
-        Yield patterns of the places in a text where a value may not fit the column. They help to find what Arrow has refused.
-
-        :param name: name of the column
-        """
+        """Yield patterns of the places in a text where a value may not fit the column. They help to find what Arrow has refused."""
         if is_.is_struct(self._kind):
             for field, part in zip(self._kind, self._parts, strict=True):
                 yield from part.unusual(field.name)

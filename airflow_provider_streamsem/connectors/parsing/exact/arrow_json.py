@@ -64,7 +64,6 @@ class ArrowJson:
             )
 
     def parse(self, texts: pa.StringArray) -> Block:
-        """Parse texts; see :class:`airflow_provider_streamsem.connectors.parsing.exact.blocks.Parser`."""
         is_text = is_utf8(texts)
         parts = []
         if self._is_usable:

@@ -69,7 +69,6 @@ def parsed_batches(
     Replace the column of texts by the columns of the records, which come first, and those of the reasons, the masks and the checksums, which come last.
 
     :param parser_of: returns the parser
-    :param text: name of the column of texts
     :param names: names of the new columns: those of the records, and then that of the reasons
     :param masks: name of each mask → numbers of the columns of its bits. The first row of a block has the mask of the block
     :param checksums: the column of the checksums; ``None``: there is none. The first row of a block has those of the block
@@ -117,11 +116,7 @@ def _checksums(texts: pa.StringArray, reasons: pa.StringArray) -> list[str]:
 def explained_batches(
     batches: Iterator[pa.RecordBatch], *, parser_of: Callable[[], Parser], text: str, reason: str, only_bad: bool
 ) -> Iterator[pa.RecordBatch]:
-    """
-    Add the column of the reasons to batches.
-
-    :param only_bad: whether to yield only the rows of bad texts
-    """
+    """Add the column of the reasons to batches."""
     keep_import_caches()
     parser = parser_of()
     for batch in batches:

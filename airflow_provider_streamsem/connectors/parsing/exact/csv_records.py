@@ -89,7 +89,6 @@ class ExactCsv:
             self._quoted = rf"(?s)\A{quoted}\z"
 
     def parse(self, texts: pa.StringArray) -> Block:
-        """Parse lines; see :class:`airflow_provider_streamsem.connectors.parsing.exact.blocks.Parser`."""
         is_text = is_utf8(texts)
         fields = self._fields(pc.if_else(is_text, texts, pa.scalar(None, pa.string())))
         width = len(self._schema)
@@ -232,11 +231,7 @@ class QuoteStates:
 def with_quote_states(
     batches: Iterator[pa.RecordBatch], *, text: str, dialect: Dialect, names: tuple[str, str]
 ) -> Iterator[pa.RecordBatch]:
-    """
-    Replace the column of lines by two columns: whether a line ends inside quotes if it begins outside of them, and if it begins inside.
-
-    :param names: names of the two columns
-    """
+    """Replace the column of lines by two columns: whether a line ends inside quotes if it begins outside of them, and if it begins inside."""
     states = QuoteStates(dialect)
     for batch in batches:
         at = batch.schema.get_field_index(text)
