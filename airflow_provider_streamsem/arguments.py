@@ -41,12 +41,12 @@ def _is_utf8(value: str) -> bool:
 
 def exactly_one(where: str, **given: object) -> None:
     """
-    Reject arguments of which not exactly one is given. An argument that is ``None`` or empty is not given.
+    Reject arguments of which not exactly one is given.
 
     :param where: what has the arguments, with a colon; may be empty
-    :param given: name → value
+    :param given: name → value; ``None`` if it is not given
     """
-    if sum(value not in (None, "", ()) for value in given.values()) != 1:
+    if sum(value is not None for value in given.values()) != 1:
         *names, last = given
         raise InvalidError(f"{where} exactly one of {', '.join(names)} and {last} must be given".strip())
 

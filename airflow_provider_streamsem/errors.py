@@ -208,7 +208,8 @@ class HeldVersionError(StreamsemError):
 
 class OpenVersionError(StreamsemError):
     """
-    A compaction, or a vacuum with ``keep_versions``, finds a version that is open or not published yet, or another writer creates the next version first.
+    A rollback, a compaction, or a vacuum with ``keep_versions``, finds a version that is open or not published yet, or another writer creates the next version
+    first.
 
     Nothing became visible or expired. Rewrites that the same compaction had committed before remain. They change no rows.
     """

@@ -154,7 +154,7 @@ class VersionClosed:
             version=plan.version,
             attempt_id=proposed.attempt_id or "",
             mine=stored.nonce == proposed.nonce,
-            lost=stored.attempt_id != proposed.attempt_id,
+            lost=proposed.attempt_id is not None and stored.attempt_id != proposed.attempt_id,
             result=stored.result,
             ranges=_frozen(plan.ranges),
             next=_frozen(stored.next),

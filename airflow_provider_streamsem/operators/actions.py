@@ -321,7 +321,7 @@ def _vacuum(call: _Call) -> _Description:
 
 
 def _waits_for(head: Head) -> list[str]:
-    if isinstance(head, OpenHead) and head.plan.work.stages:
+    if isinstance(head, OpenHead) and (head.plan.work.stages or head.plan.work.publish):
         return [
             f"version {head.plan.version} is open. Before it is closed, no version can expire, and the action fails"
         ]

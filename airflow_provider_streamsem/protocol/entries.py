@@ -226,6 +226,10 @@ class Kind:
         """Return the markers of the commit. ``markers`` are those before it."""
         return markers
 
+    def is_staged_by(self, manifest: StagedManifest) -> bool:
+        """Return whether an attempt has staged what the payload requires."""
+        return True
+
     def staged(self, manifest: StagedManifest) -> Kind:
         """Return the payload of the outcome that commits an attempt."""
         return self
@@ -401,6 +405,11 @@ class Outcome:
             )
         if self.work is not None:
             self.work.check_outcome(self)
+        # Readers follow these references backwards. With a reference to a later version, they would not terminate.
+        if any(not 0 <= newest <= self.version for newest in self.newest.values()):
+            raise LogDamagedError(
+                "an outcome names a later version as the newest commit of a kind", invariant="I21", version=self.version
+            )
         if "expire" in self.newest and not 0 < self.oldest_readable < self.version:
             raise LogDamagedError(
                 "the oldest readable version of an outcome is not an earlier version",

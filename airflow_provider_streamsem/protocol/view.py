@@ -94,7 +94,7 @@ class ClosedHead:
             invariants.check_i2_receipts(plan, has_pending_publishes=self.has_pending_publishes)
             invariants.check_i3_plan(plan, after=self.outcome_sha)
             invariants.check_i4(plan, closed=self.closed)
-        plan.work.check_plan(plan, before=self.outcome, next=before.next)
+        plan.work.check_plan(plan, before=self.outcome, next=before.next if self.outcome is None else self.next)
         return OpenHead(before=before, plan=plan, plan_sha=sha256, is_new=is_new)
 
     def with_receipts(self, receipts: Receipts) -> ClosedHead:
@@ -112,7 +112,7 @@ class OpenHead:
     The head of a log whose newest version has a plan and no outcome.
 
     :param before: the head before this plan; its versions are closed and published
-    :param is_new: whether the store reported to this process that it created the plan. If so, no other process can have staged an attempt before (W17)
+    :param is_new: whether the store reported to this process that it created the plan. No other process had staged an attempt by then (W17)
     """
 
     before: ClosedHead

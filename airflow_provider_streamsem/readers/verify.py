@@ -484,7 +484,8 @@ class _Verification:
         """Check that the state after the newest version can be loaded. With a pipeline, check each state that ``state.keep_versions`` keeps."""
         pipeline = self.opened.pipeline
         kept = 0 if pipeline is None or pipeline.state is None else pipeline.state.keep_versions
-        first = None if kept == 0 or not outcomes else oldest_kept(self.opened.log, outcomes[-1].version, kept)
+        find = partial(oldest_kept, self.opened.log, outcomes[-1].version, kept) if kept and outcomes else None
+        first = None if find is None else self._try(find)
         removed = removed_by_rollbacks(outcomes)
         visible = [
             outcome for outcome in outcomes if outcome.version not in removed and outcome.version >= (first or 0)

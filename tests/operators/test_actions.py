@@ -277,7 +277,7 @@ def test_skip_of_a_rollback_says_which_rows_stay(fixture: PublishingFixture) -> 
     with refusing("table"), pytest.raises(PublishError):
         rollback(fixture.pipeline(), 0, log=fixture.log())
     found = preview(fixture, action="skip", sinks=["table"])
-    assert found["lines"][0] == "version 2: the rows that the rollback removes would stay in table"
+    assert found["lines"][0] == "version 2: the rows that the version removes would stay in table"
     assert "no publish to these sinks is pending" in act(fixture, action="skip", sinks=["tabel"])["problem"]
 
 

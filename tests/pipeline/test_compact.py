@@ -28,6 +28,7 @@ from airflow_provider_streamsem.pipeline.maintenance.compact import Compacted
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.pipeline.run.review import stage_reprocessing
 from airflow_provider_streamsem.pipeline.versions.kept_states import oldest_kept
+from airflow_provider_streamsem.protocol.entries import Committable
 from airflow_provider_streamsem.protocol.view import OpenHead
 from airflow_provider_streamsem.stores.contract import Store
 from airflow_provider_streamsem.stores.local import LocalStore
@@ -36,6 +37,7 @@ from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import CountingStore, Crash, Fault, FaultyStore
 from tests.external_systems import PublishingFixture
 from tests.pipeline_fixture import BeforeOutcome, PipelineFixture, PreparedFixture, die
+from tests.protocol import samples
 
 TARGET = 65_536
 DAY_MS = 86_400_000
@@ -560,6 +562,24 @@ def test_writer_that_finds_an_open_staged_rewrite_commits_it(fixture: PipelineFi
     assert outcome.rewrites
     fixture.ran = _altered(fixture) if writer == "alter" else None
     assert fixture.verdict().violations == []
+
+
+@pytest.mark.parametrize("change", [{"sinks": {}}, {"sinks": {"out": Committable(format="json", rows=1)}}])
+def test_manifest_without_the_rows_of_the_rewrite_is_not_committed(
+    fixture: PipelineFixture, change: dict[str, Any]
+) -> None:
+    killed(fixture, "write")
+    head = fixture.log().newest_head()
+    assert isinstance(head, OpenHead)
+    empty = samples.manifest(
+        samples.plan(4), plan=head.plan_sha, attempt_id="0" * 32, **{"schemas": {}, "counts": {}, **change}
+    )
+    fixture.log().put_staged(empty)
+    fixture.run("rest", drain=True)
+    outcome = fixture.log().outcome(4)
+    assert outcome is not None
+    assert outcome.result == "abort"
+    fixture.check()
 
 
 @pytest.mark.parametrize("fault", [fault for fault in Fault if fault not in (Fault.PAUSE_BEFORE, Fault.PAUSE_AFTER)])

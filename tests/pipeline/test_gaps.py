@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
+from contextlib import suppress
 
 import pytest
 
@@ -278,3 +279,23 @@ def test_directory_links_and_pipes_are_ignored_and_names_that_are_not_utf8_are_r
         file.write("{}")
     with pytest.raises(DataError, match="not UTF-8"):
         fixture.run("b")
+
+
+def test_attempt_of_another_process_is_adopted_if_records_are_missing_for_the_planner(fixture: PipelineFixture) -> None:
+    """The other process has staged the records before they were deleted. Without its attempt, they would become a gap."""
+    fixture.arrive(2)
+    pipeline, others = fixture.pipeline(on_data_loss="record_gap"), list[str]()
+
+    def other(step: str) -> None:
+        if step == "transform" and not others:
+            others.append(step)
+            with suppress(Crash):
+                fixture.run("a", store=BeforeOutcome(fixture.store, die), pipeline=pipeline)
+            (fixture.root / "in" / "00000.json").unlink()
+
+    fixture.run("a", pipeline=pipeline, engine=RowsEngine(other))
+    assert others
+    outcome = fixture.log().outcome(0)
+    assert outcome is not None
+    assert (outcome.result, outcome.gaps) == ("commit", {})
+    assert fixture.visible() == Counter(range(6))

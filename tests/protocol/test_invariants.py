@@ -296,6 +296,17 @@ def test_I20_commit_must_replace_the_version_of_its_plan_and_an_abort_none() -> 
         opened.with_outcome(samples.outcome(REPROCESS, next={"files": 2}), "sha")
 
 
+@pytest.mark.parametrize("newest", [{"rollback": 1}, {"alter": -1}, {"rewrite": 10**12}])
+def test_outcome_that_names_a_later_version_as_the_newest_commit_of_a_kind_is_refused(newest: dict[str, int]) -> None:
+    with pytest.raises(LogDamagedError, match="later version"):
+        samples.outcome(PLAN, newest=newest)
+
+
+def test_I4_initial_offsets_of_a_later_plan_are_ignored() -> None:
+    with raises_damage("I4"):  # type: ignore[attr-defined]
+        CLOSED.with_plan(samples.plan(1, previous="sha", initial_offsets={"p9": 100}, ranges={"p9": (100, 200)}), "sha")
+
+
 def test_I2_commit_without_a_payload_and_abort_with_one_are_refused() -> None:
     for changes in ({"work": None}, {"result": "abort", "work": Batch()}):
         with raises_damage("I2"):  # type: ignore[attr-defined]

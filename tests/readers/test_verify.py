@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_streamsem import verify
+from airflow_provider_streamsem import State, open_log, verify
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.files.ledger import Ledger
 from airflow_provider_streamsem.errors import InvalidError
@@ -270,3 +270,12 @@ def lag_of(fixture: PipelineFixture) -> int:
 
     memory._OPENED[fixture.store.url.removeprefix("memory://")] = fixture.store  # type: ignore[assignment]
     return lag(fixture.pipeline()).lag
+
+
+def test_damaged_outcome_of_a_pipeline_with_state_is_reported(fixture: PipelineFixture) -> None:
+    fixture.arrive(6)
+    fixture.run("a", drain=True)
+    objects(fixture)[keys.outcome(1)] = b"{}"
+    pipeline = fixture.pipeline().replace(state=State(keep_versions=4, output_mode="append"))
+    violations = verify(open_log(fixture.log(), pipeline=pipeline)).violations
+    assert "I1" in {violation.invariant for violation in violations}

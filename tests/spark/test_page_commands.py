@@ -136,7 +136,7 @@ def test_commands_of_the_page_on_compaction(lake: Path, capsys: pytest.CaptureFi
         assert printed in re.sub(r"\d+", "N", page)
     assert main(["verify", "PIPELINE.toml"]) == 0
     assert main(["log", "PIPELINE.toml"]) == 0
-    assert "rewrite, commit" in capsys.readouterr().out
+    assert "rewrite of" in capsys.readouterr().out
 
 
 def test_commands_of_the_page_on_compaction_of_a_table(

@@ -116,7 +116,7 @@ class KafkaSource(SourceDefaults):
         object.__setattr__(self, "topics", arguments.text_list(f"{where} topics", self.topics))
         for topic in self.topics:
             arguments.text(f"{where} topics", topic, pattern=TOPIC, accepted=TOPIC)
-        arguments.exactly_one(where, topics=self.topics, topic_pattern=self.topic_pattern)
+        arguments.exactly_one(where, topics=self.topics or None, topic_pattern=self.topic_pattern)
         if self.topic_pattern is not None:
             _check_pattern(f"{where} topic_pattern", self.topic_pattern)
         arguments.exactly_one(where, conn_id=self.conn_id, bootstrap_servers=self.bootstrap_servers)

@@ -86,9 +86,11 @@ def rollback(
     :param run_key: identifies the request. A repeated call with the same key returns the first result. Default: every call is a new request. A call writes
         nothing if no version was committed after ``to``
     :param log: default: the log at ``pipeline.log``
-    :raises InvalidError: the version is not closed or was rolled back; no version was closed by the time; a version is open; a sink cannot remove published
+    :raises InvalidError: the version is not closed or was rolled back; no version was closed by the time; a sink cannot remove published
         rows; a later version has reprocessed a version up to ``to``; or files of the state after ``to`` are missing. Nothing was rolled back
     :raises ConflictError: another process created a version at the same time. Nothing was rolled back
+    :raises OpenVersionError: a batch or a reprocessing run is open. Nothing was rolled back
+    :raises HeldVersionError: the open version is held
     :raises UnavailableError: a sink did not report a result. A repeated call, or the next run, publishes what is pending
     :raises PublishError: a sink refuses the newest commit, or the rollback. No run can plan until it is published or skipped
     """

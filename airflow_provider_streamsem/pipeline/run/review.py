@@ -88,7 +88,7 @@ class _HeldRun(Run):
         raise InvalidError("another process has closed the held version in the meantime; nothing is staged")
 
     def _staged_attempt(self, head: OpenHead) -> StagedManifest:
-        staged = self._adopt(head)
+        staged = None if head.is_new else self._adopt(head)
         if staged is None:
             return self._stage(head)
         how_to_stage_again = (

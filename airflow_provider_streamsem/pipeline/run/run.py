@@ -303,7 +303,7 @@ class Run:
 
     def close_version(self, head: OpenHead) -> Position:
         """Commit or abort the open version, even if another run planned it, and publish the commit. Returns the new position of this run."""
-        plan, log = head.plan, self.opened.log
+        plan, log, began_ms = head.plan, self.opened.log, self.opened.log.clock.now_ms()
         telemetry.emit(telemetry.Planned.from_plan, plan)
         if not head.is_new:
             logger.info("%s", report.resumed(plan, self.run_key))
@@ -312,7 +312,7 @@ class Run:
         proposed = self._propose(head, plan)
         if isinstance(proposed, ClosedHead):
             return log.locate(self.run_key, proposed)
-        closed, outcome = close(log, head, proposed)
+        closed, outcome = close(log, head, proposed, began_ms=began_ms)
         if closed.has_pending_publishes:
             closed = publish(self.opened, closed, outcome, is_own=plan.run_key == self.run_key)
         if plan.run_key != self.run_key:
@@ -340,7 +340,7 @@ class Run:
 
     def _adopt_or_stage(self, head: OpenHead, plan: Plan) -> Outcome | ClosedHead:
         """Return the closed head if another process has closed the version in the meantime."""
-        staged = self._adopt(head)
+        staged = None if head.is_new else self._adopt(head)
         try:
             staged = staged or self._stage(head)
         except UnavailableError:
@@ -386,7 +386,7 @@ class Run:
 
     def _adopt(self, head: OpenHead) -> StagedManifest | None:
         """An attempt is complete if it has staged all sinks of this pipeline, and every file has the recorded size and checksum (W17)."""
-        for manifest in () if head.is_new else self.opened.log.find_staged(head):
+        for manifest in self.opened.log.find_staged(head):
             if self._is_complete(manifest):
                 logger.info("version %d: adopting the staged attempt %s", manifest.version, manifest.attempt_id)
                 telemetry.emit(telemetry.Adopted, version=manifest.version, attempt_id=manifest.attempt_id)

@@ -89,7 +89,7 @@ class Pipeline:
         arguments.text("pipeline name", self.name, pattern=NAME, accepted=NAME)
         if self.log_conn_id is not None:
             arguments.text("log_conn_id", self.log_conn_id)
-        arguments.exactly_one(f"pipeline {self.name}:", log=self.log, log_conn_id=self.log_conn_id)
+        arguments.exactly_one(f"pipeline {self.name}:", log=self.log or None, log_conn_id=self.log_conn_id)
         if self.log_conn_id is None:
             check_location("log", self.log)
         self._set_source(sources)

@@ -1,5 +1,5 @@
 """
-Creates and closes versions: every plan and every outcome of a log is created here (PROTOCOL.md, 4).
+Creates and closes versions: every plan and every outcome is built here (PROTOCOL.md, 4), except the plan that ends a moved log.
 
 An outcome is a function of the log and of a staged attempt, so any process may close a version that another one has planned.
 """
@@ -10,7 +10,7 @@ from typing import Any
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.errors import HeldVersionError, OpenVersionError
+from airflow_provider_streamsem.errors import HeldVersionError, OpenVersionError, StreamsemError
 from airflow_provider_streamsem.pipeline.spec.opening import OpenPipeline
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.pipeline.versions import report
@@ -70,20 +70,27 @@ def commit(log: CommitLog, head: ClosedHead, plan: Plan) -> tuple[Head, Outcome 
     return (planned.head, None) if planned.own is None else close(log, planned.own, commit_outcome(log, planned.own))
 
 
-def close(log: CommitLog, head: OpenHead, proposed: Outcome) -> tuple[ClosedHead, Outcome]:
+def close(
+    log: CommitLog, head: OpenHead, proposed: Outcome, *, began_ms: int | None = None
+) -> tuple[ClosedHead, Outcome]:
     """
     Close the open version, and create the segments that became full.
 
+    :param began_ms: when the caller began to close the version, for the log of the run. Default: now
     :returns: the closed head, which may have pending publishes, and the stored outcome, which may be that of another process
     """
-    plan, began_ms = head.plan, log.clock.now_ms()
+    plan = head.plan
+    began_ms = log.clock.now_ms() if began_ms is None else began_ms
     with telemetry.phase("commit", version=plan.version, attempt_id=proposed.attempt_id or ""):
         closed, outcome = log.decide(head, proposed)
         logger.info("%s", report.closed(outcome, log.clock.now_ms() - began_ms))
         if (warning := report.all_quarantined(outcome)) is not None:
             logger.warning("%s", warning)
         telemetry.emit(telemetry.VersionClosed.from_outcomes, plan, proposed, outcome)
-    log.write_segments(plan.version, [(outcome, closed.outcome_sha)])
+    try:
+        log.write_segments(plan.version, [(outcome, closed.outcome_sha)])
+    except StreamsemError as error:  # a later writer creates the segment, and readers do not need it (W23, R5)
+        logger.warning("version %d is closed, but its segment was not written: %s", plan.version, error)
     return closed, outcome
 
 
@@ -174,7 +181,7 @@ def outcome_without_records(opened: OpenPipeline, head: OpenHead) -> Outcome | N
     if not plan.work.stages:
         return commit_outcome(log, head)
     for manifest in log.find_staged(head):
-        if has_all_files(opened.pipeline, manifest):
+        if plan.work.is_staged_by(manifest) and has_all_files(opened.pipeline, manifest):
             return commit_outcome(log, head, manifest)
     reason = f"another writer found the {plan.work.name} open, and no attempt was complete"
     logger.warning("version %d is closed as an abort: %s", plan.version, reason)
@@ -195,6 +202,7 @@ def settle(
 
     :param closes_staged: whether to commit or abort an open rewrite of another process
     :param abort_reason: why an open batch or reprocessing run is aborted; ``None``: it is refused
+    :param began_ms: when the caller began to close the version, for the log of the run. Default: now
     :returns: the closed head, which may have pending publishes, and the outcome of the version that was open; ``None`` if none was
     :raises HeldVersionError: the open version is held
     :raises OpenVersionError: the open version is one that the caller does not close
@@ -226,9 +234,7 @@ def settle_and_publish(
     :raises ConflictError: a publish is pending for a sink that the pipeline does not have
     """
     closed, outcome = settle(opened, head, work, abort_reason=abort_reason)
-    if (
-        closed.has_pending_publishes and outcome is None
-    ):  # another process may have published it since the head was read
+    if closed.has_pending_publishes:  # another process may have published it since the head was read
         found = opened.log.read_head(closed.closed)
         closed = found if isinstance(found, ClosedHead) else closed
     if closed.has_pending_publishes and closed.outcome is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from itertools import islice
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
@@ -17,6 +18,7 @@ def oldest_kept(log: CommitLog, closed: int, keep_versions: int) -> int | None:
 
     :returns: ``None`` if there are fewer versions
     """
+    outcome_of = cache(log.closed_outcome)
     oldest: list[int] = []
     remaining: list[range] = []
     heads, found = [closed], {closed}  # the newest version now, and before each rollback
@@ -28,6 +30,6 @@ def oldest_kept(log: CommitLog, closed: int, keep_versions: int) -> int | None:
         heads += before
         found |= before
         versions = (version for versions in reversed(kept) for version in reversed(versions))
-        counted = (version for version in versions if log.closed_outcome(version).has_rows)
+        counted = (version for version in versions if outcome_of(version).has_rows)
         oldest += islice(counted, keep_versions, keep_versions + 1)
     return max((version for version in oldest if any(version in versions for versions in remaining)), default=None)

@@ -41,7 +41,8 @@ class Alter(Kind):
 
     def state_after(self, state: Json) -> Json:
         """Return the state without the dropped fields; ``None`` if no field is left."""
-        return {name: part for name, part in (state or {}).items() if name not in self.state} or None
+        fields = state if isinstance(state, Mapping) else {}  # the state of a forged outcome may be any JSON
+        return {name: part for name, part in fields.items() if name not in self.state} or None
 
     def schemas_after(self, schemas: Mapping[str, str]) -> Mapping[str, str]:
         return {name: schema for name, schema in schemas.items() if name not in self.removed}

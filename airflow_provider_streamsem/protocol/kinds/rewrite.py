@@ -47,6 +47,10 @@ class Rewrite(Kind):
             SegmentRewrite(version=version, sink=self.sink, commits=self.commits, rows=self.rows, output=self.output),
         )
 
+    def is_staged_by(self, manifest: StagedManifest) -> bool:
+        """Return whether the attempt has written the rows, and nothing else."""
+        return {*manifest.sinks} == {self.sink} and has_its_rows(self.staged(manifest))
+
     def staged(self, manifest: StagedManifest) -> Rewrite:
         return replace(self, output=manifest.sinks.get(self.sink))
 
