@@ -80,7 +80,8 @@ class CompactOperator(HasPipeline, HasEngine, BaseOperator):  # type: ignore[mis
         Compact the files, and return the rewrites.
 
         :raises AirflowRescheduleException: a version is open, or a run has aborted the rewrite. The task starts again later
-        :raises StreamsemError: see :func:`airflow_provider_streamsem.pipeline.compact.compact`. An error that is not retryable fails the task at once
+        :raises StreamsemError: see :func:`airflow_provider_streamsem.pipeline.maintenance.compact.compact`. An error that is not retryable fails the
+        task at once
         """
         try:
             with self.resolved_pipeline(context) as pipeline:

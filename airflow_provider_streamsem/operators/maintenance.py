@@ -68,7 +68,7 @@ class VacuumOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
         """
         Run the vacuum and return the counts.
 
-        :raises StreamsemError: see :func:`airflow_provider_streamsem.pipeline.vacuum.vacuum`. An error that is not retryable fails the task at once
+        :raises StreamsemError: see :func:`airflow_provider_streamsem.pipeline.maintenance.vacuum.vacuum`. An error that is not retryable fails the task at once
         """
         with self.resolved_pipeline(context) as pipeline:
             report = vacuum(

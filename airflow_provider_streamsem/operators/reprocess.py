@@ -64,7 +64,7 @@ class ReprocessOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # type
         """
         Reprocess the version, emit the outlet events and return the result.
 
-        :raises StreamsemError: see :func:`airflow_provider_streamsem.pipeline.reprocess.reprocess`. An error that is not retryable fails the task at once
+        :raises StreamsemError: see :func:`airflow_provider_streamsem.pipeline.run.reprocess.reprocess`. An error that is not retryable fails the task at once
         """
         with self.resolved_pipeline(context) as pipeline, self.observed(context["ti"], pipeline) as account:
             version = integer_or_text("version", self.version, least=0)

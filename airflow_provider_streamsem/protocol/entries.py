@@ -428,11 +428,6 @@ class Outcome:
         return self.work is not None and self.work.has_rows
 
     @property
-    def is_announced(self) -> bool:
-        """Whether the outcome is a commit that may change which rows are visible."""
-        return self.work is not None and self.work.is_announced
-
-    @property
     def hidden(self) -> Hidden:
         """The rows of earlier versions that the outcome hides."""
         return Hidden() if self.work is None else self.work.hidden

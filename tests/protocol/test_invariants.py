@@ -516,6 +516,14 @@ def test_I23_outcome_of_a_rewrite_has_the_planned_rows_and_changes_nothing_else(
         rewritten(sinks={"out": OUTPUT})
 
 
+def test_rewrite_is_staged_by_an_attempt_that_has_written_its_rows_and_nothing_else() -> None:
+    staged = samples.manifest(samples.plan(4), sinks={"out": NEW_FILES})
+    assert REWRITTEN.is_staged_by(staged)
+    assert Batch().is_staged_by(staged)
+    for sinks in ({}, {"other": NEW_FILES}, {"out": NEW_FILES, "other": OUTPUT}, {"out": OUTPUT}):
+        assert not REWRITTEN.is_staged_by(dataclasses.replace(staged, sinks=sinks))
+
+
 def test_I23_versions_after_a_rewrite_name_it() -> None:
     later = samples.plan(5, previous="sha", ranges={"a": (4, 5)})
     head = ClosedHead(outcome=rewritten(), outcome_sha="sha", markers=BEFORE.markers)

@@ -10,7 +10,7 @@ The planner reads the table's log and names the files in the plan. Spark's own P
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, ClassVar
 
@@ -160,10 +160,6 @@ class DeltaSource(SourceDefaults):
 
     def read_pins(self, pins: Json) -> tuple[Pin, ...]:
         return read_pins(pins, table=self.path)
-
-    def next_hint(self, hint: Json, pins: Sequence[Pin], counts: Mapping[str, int]) -> Json:
-        """Return the hint of the plan unchanged: it names the newest entry of the table's log that the plan read."""
-        return hint
 
     def check_pins(self, pins: Sequence[Pin], *, was_read: bool) -> None:
         """Check the table, and the files with their sizes unless Spark has read them: Spark fails on a missing file, and Delta's files never change."""

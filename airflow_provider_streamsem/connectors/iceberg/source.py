@@ -205,10 +205,6 @@ class IcebergSource(SourceDefaults):
     def read_pins(self, pins: Json) -> tuple[Pin, ...]:
         return read_pins(pins, table=self.table)
 
-    def next_hint(self, hint: Json, pins: Sequence[Pin], counts: Mapping[str, int]) -> Json:
-        """Return the hint of the plan unchanged: it names the newest snapshot that the plan read."""
-        return hint
-
     def check_pins(self, pins: Sequence[Pin], *, was_read: bool) -> None:
         """Check the table, and the files with their sizes unless Spark has read them: Spark fails on a missing file, and Iceberg's files never change."""
         if not pins:

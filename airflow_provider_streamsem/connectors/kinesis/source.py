@@ -15,6 +15,7 @@ from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import ParsedRecords
+from airflow_provider_streamsem.connectors.defaults import SourceDefaults
 from airflow_provider_streamsem.connectors.kinesis.pins import ShardPin, read_pins
 from airflow_provider_streamsem.connectors.kinesis.planner import KinesisPlanner
 from airflow_provider_streamsem.connectors.kinesis.starting import (
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KinesisSource:
+class KinesisSource(SourceDefaults):
     """
     Reads the records of a Kinesis stream.
 
@@ -184,9 +185,6 @@ class KinesisSource:
 
     def read_pins(self, pins: Json) -> tuple[ShardPin, ...]:
         return read_pins(pins, stream=self.stream)
-
-    def next_hint(self, hint: Json, pins: Sequence[ShardPin], counts: Mapping[str, int]) -> Json:
-        return hint
 
     def check_pins(self, pins: Sequence[ShardPin], *, was_read: bool) -> None:
         """

@@ -7,7 +7,7 @@ The planner fixes the range, and pins it with the creation time of the stream an
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, ClassVar
@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import Expiry, SourceEnd, SourceSlice
-from airflow_provider_streamsem.connectors.defaults import PlannerDefaults
+from airflow_provider_streamsem.connectors.defaults import PlannerDefaults, SourceDefaults
 from airflow_provider_streamsem.connectors.nats import access as accesses
 from airflow_provider_streamsem.connectors.nats.access import Access, access_of
 from airflow_provider_streamsem.connectors.nats.client import NatsClient, Stored, connected
@@ -42,7 +42,7 @@ _SUBJECT = r"[^\s.*>]+(\.[^\s.*>]+|\.\*)*(\.>)?|\*(\.[^\s.*>]+|\.\*)*(\.>)?|>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NatsSource:
+class NatsSource(SourceDefaults):
     """
     Reads the messages of a NATS JetStream stream. The offsets are the sequences of the stream.
 
@@ -198,9 +198,6 @@ class NatsSource:
 
     def read_pins(self, pins: Json) -> tuple[SequencePin, ...]:
         return read_pins(pins, self.stream)
-
-    def next_hint(self, hint: Json, pins: Sequence[SequencePin], counts: Mapping[str, int]) -> Json:
-        return hint
 
     def check_pins(self, pins: Sequence[SequencePin], *, was_read: bool) -> None:
         """

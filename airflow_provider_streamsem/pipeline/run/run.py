@@ -106,7 +106,7 @@ def run_batch(
     :param log: default: the log at ``pipeline.log``
     :param announces: whether the result lists commits of other runs that no result has listed yet (PROTOCOL.md, 4.8). ``False`` if another process returns
         the run's result, or if no process repeats the run under its key
-    :param alter_from: alter the log first if its immutable fields have this config; see :func:`airflow_provider_streamsem.pipeline.alter.alter`
+    :param alter_from: alter the log first if its immutable fields have this config; see :func:`airflow_provider_streamsem.pipeline.maintenance.alter.alter`
     :returns: the result. It is a function of the log, so every process returns the same result (I12)
     :raises StreamsemError: see :mod:`airflow_provider_streamsem.errors`. The class attribute ``retryable`` says whether a retry may succeed
     """

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from airflow_provider_streamsem.protocol.entries import Hidden, Json, Kind, Marker, Outcome, Plan
 from airflow_provider_streamsem.protocol.offsets import Offsets
@@ -21,13 +20,13 @@ class Alter(Kind):
         the alter are no longer visible through the log
     """
 
-    kind: ClassVar[str] = "alter"
-    name: ClassVar[str] = "alter"
-    label: ClassVar[str] = "alter"
-    color: ClassVar[str] = "cyan.solid"
-    invariant: ClassVar[str] = "I22"
-    uses_spec: ClassVar[bool] = True
-    is_chained: ClassVar[bool] = True
+    kind = "alter"
+    name = "alter"
+    label = "alter"
+    color = "cyan.solid"
+    invariant = "I22"
+    uses_spec = True
+    is_chained = True
     offsets: Offsets = field(default_factory=dict)
     state: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from airflow_provider_streamsem.protocol import offsets
 from airflow_provider_streamsem.protocol.entries import Kind, Outcome, Plan
@@ -14,14 +13,14 @@ from airflow_provider_streamsem.protocol.offsets import Offsets
 class Batch(Kind):
     """The payload of a batch. Its ranges start at the offsets before it, and the next version starts at their ends."""
 
-    kind: ClassVar[str] = "batch"
-    name: ClassVar[str] = "batch"
-    label: ClassVar[str] = "committed"
-    color: ClassVar[str] = "green.solid"
-    invariant: ClassVar[str] = "I4"
-    has_rows: ClassVar[bool] = True
-    stages: ClassVar[bool] = True
-    uses_spec: ClassVar[bool] = True
+    kind = "batch"
+    name = "batch"
+    label = "committed"
+    color = "green.solid"
+    invariant = "I4"
+    has_rows = True
+    stages = True
+    uses_spec = True
 
     def next_offsets(self, plan: Plan, *, committed: bool) -> Offsets:
         """Return the ends of the ranges; after an abort their starts, so that the next plan starts there."""

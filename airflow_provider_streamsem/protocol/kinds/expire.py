@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from airflow_provider_streamsem.protocol.entries import Kind, Outcome, Plan
 from airflow_provider_streamsem.protocol.offsets import Offsets
@@ -17,12 +16,12 @@ class Expire(Kind):
     :param oldest: the oldest readable version. The versions below this one expire (W43)
     """
 
-    kind: ClassVar[str] = "expire"
-    name: ClassVar[str] = "expiry"
-    label: ClassVar[str] = "expiry (vacuum)"
-    color: ClassVar[str] = "gray.solid"
-    invariant: ClassVar[str] = "I24"
-    is_announced: ClassVar[bool] = False
+    kind = "expire"
+    name = "expiry"
+    label = "expiry (vacuum)"
+    color = "gray.solid"
+    invariant = "I24"
+    is_announced = False
     oldest: int
 
     def newest(self, version: int) -> int | None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from airflow_provider_streamsem.errors import LogMovedError
 from airflow_provider_streamsem.protocol.entries import Kind, Outcome, Plan
@@ -18,11 +17,11 @@ class Move(Kind):
     :param moved_to: URL of the log that continues this one
     """
 
-    kind: ClassVar[str] = "move"
-    name: ClassVar[str] = "move"
-    label: ClassVar[str] = "moved"
-    color: ClassVar[str] = "gray.solid"
-    invariant: ClassVar[str] = "I2"
+    kind = "move"
+    name = "move"
+    label = "moved"
+    color = "gray.solid"
+    invariant = "I2"
     moved_to: str
 
     def check_plan(self, plan: Plan, *, before: Outcome | None, next: Offsets) -> None:

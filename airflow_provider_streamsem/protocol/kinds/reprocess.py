@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from airflow_provider_streamsem.protocol.entries import SPARSE, Hidden, Kind, Outcome, Plan
 from airflow_provider_streamsem.protocol.offsets import Offsets
@@ -20,14 +19,14 @@ class Reprocess(Kind):
     :param held: whether the version stays open until it is committed or aborted on request (W39)
     """
 
-    kind: ClassVar[str] = "reprocess"
-    name: ClassVar[str] = "reprocessing run"
-    label: ClassVar[str] = "reprocessing run"
-    color: ClassVar[str] = "blue.solid"
-    invariant: ClassVar[str] = "I20"
-    has_rows: ClassVar[bool] = True
-    stages: ClassVar[bool] = True
-    uses_spec: ClassVar[bool] = True
+    kind = "reprocess"
+    name = "reprocessing run"
+    label = "reprocessing run"
+    color = "blue.solid"
+    invariant = "I20"
+    has_rows = True
+    stages = True
+    uses_spec = True
     replaces: int
     counts: Mapping[str, int]
     held: bool = field(default=False, metadata=SPARSE)

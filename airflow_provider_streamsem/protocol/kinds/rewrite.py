@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
-from typing import ClassVar
 
 from airflow_provider_streamsem.protocol.entries import (
     SPARSE,
@@ -28,14 +27,14 @@ class Rewrite(Kind):
     :param output: the new files, with the same rows; ``None`` in a plan
     """
 
-    kind: ClassVar[str] = "rewrite"
-    name: ClassVar[str] = "rewrite"
-    label: ClassVar[str] = "rewrite (compaction)"
-    color: ClassVar[str] = "cyan.emphasized"
-    invariant: ClassVar[str] = "I23"
-    stages: ClassVar[bool] = True
-    is_announced: ClassVar[bool] = False
-    is_chained: ClassVar[bool] = True
+    kind = "rewrite"
+    name = "rewrite"
+    label = "rewrite (compaction)"
+    color = "cyan.emphasized"
+    invariant = "I23"
+    stages = True
+    is_announced = False
+    is_chained = True
     sink: str
     commits: tuple[int, ...]
     rows: int

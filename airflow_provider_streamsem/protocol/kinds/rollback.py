@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from airflow_provider_streamsem.protocol import offsets
 from airflow_provider_streamsem.protocol.entries import SPARSE, Hidden, Kind, Outcome, Plan
@@ -22,12 +21,12 @@ class Rollback(Kind):
     :param publish: the sinks outside the log that have rows of these versions. Publishing the rollback removes the rows from them
     """
 
-    kind: ClassVar[str] = "rollback"
-    name: ClassVar[str] = "rollback"
-    label: ClassVar[str] = "rollback"
-    color: ClassVar[str] = "purple.solid"
-    invariant: ClassVar[str] = "I21"
-    is_chained: ClassVar[bool] = True
+    kind = "rollback"
+    name = "rollback"
+    label = "rollback"
+    color = "purple.solid"
+    invariant = "I21"
+    is_chained = True
     to: int
     next: Offsets
     counts: Mapping[str, int]
