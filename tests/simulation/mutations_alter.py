@@ -31,13 +31,8 @@ def alter_skips_the_records_of_the_open_batch(patch: pytest.MonkeyPatch) -> None
 
 
 def alter_hides_no_rows_of_a_removed_sink(patch: pytest.MonkeyPatch) -> None:
-    real = alter._Difference.altered
-
-    def altered(self: Any) -> Any:
-        found = real(self)
-        return None if found is None else replace(found, removed=())
-
-    patch.setattr(alter._Difference, "altered", altered)
+    real = alter._altered
+    patch.setattr(alter, "_altered", lambda *args: replace(real(*args), removed=()))
 
 
 ALTER_MUTATIONS = [

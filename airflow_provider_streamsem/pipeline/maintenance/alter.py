@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from airflow_provider_streamsem import telemetry
@@ -133,17 +133,20 @@ def _alter(opened: OpenPipeline, alter_from: str | None, moved: frozenset[str], 
         before = stored_spec(log.read_spec(head.spec))
         fields = before["immutable_config"]
         newest_alter = None if head.outcome is None else head.outcome.newest.get(Alter.kind)
-        difference = _Difference(opened, head, fields, moved)
-        altered = difference.altered()
+        now = opened.pipeline.immutable_config()
+        if fields != now:
+            _check_moved_names(fields, now, moved)
+        changes = diff(fields, now, moved)
+        altered = _altered(opened, head, fields, changes)
         result = Alteration(
             log=log.store.url,
             version=None,
             config=config_digest(fields, newest_alter)[:_SHOWN],
-            changes=(*difference.changes, *difference.other_changes(before)),
+            changes=_described(opened, before, altered, changes),
             guarantee=_guarantees(before, opened.pipeline),
             aborted=aborted,
         )
-        if altered is None:
+        if fields == now:
             return result
         if alter_from is not None and not config_digest(fields, newest_alter).startswith(alter_from):
             raise ConflictError(
@@ -151,7 +154,7 @@ def _alter(opened: OpenPipeline, alter_from: str | None, moved: frozenset[str], 
                 log=log.store.url,
                 alter_from=alter_from,
                 config=result.config,
-                fields=changed_fields(fields, opened.pipeline.immutable_config()),
+                fields=changed_fields(fields, now),
             ).advising(
                 "if this is an old task, deploy the newest spec. If this spec is the newest, set alter_from to `config`."
             )
@@ -162,7 +165,7 @@ def _alter(opened: OpenPipeline, alter_from: str | None, moved: frozenset[str], 
             if outcome is not None and not outcome.committed:
                 aborted = outcome.version
             continue
-        head, version = _commit(opened, head, difference, altered)
+        head, version = _commit(opened, head, changes, altered)
         if version is not None:
             logger.info(
                 "version %d altered the pipeline: %s", version, ", ".join(change.field for change in result.changes)
@@ -175,13 +178,15 @@ def _alter(opened: OpenPipeline, alter_from: str | None, moved: frozenset[str], 
     ).advising("pause the DAG of this pipeline, then alter it again.")
 
 
-def _commit(opened: OpenPipeline, head: ClosedHead, difference: _Difference, altered: Alter) -> tuple[Head, int | None]:
+def _commit(
+    opened: OpenPipeline, head: ClosedHead, changes: Sequence[Change], altered: Alter
+) -> tuple[Head, int | None]:
     """Return the newest head, and the version of the alter; ``None`` if another process has created a version first."""
     log = opened.log
     for name, sink in opened.pipeline.sinks.items():
-        is_new = name in difference.added
+        is_new = name in _sinks(changes, "added", "replaced")
         claim_dataset(name, sink, log, opened.record, url=opened.pipeline.log, new=is_new)
-    difference.check_sinks(head)
+    _check_sinks(opened, head, changes)
     log.put_spec(opened.pipeline.spec_bytes())
     run_key = f"alter:{opened.spec[:_SHOWN]}:{head.closed + 1}"
     transform = opened.pipeline.transform_name
@@ -197,167 +202,165 @@ def _aborted_by_alter(head: Head) -> int | None:
     return head.plan.version if isinstance(head, OpenHead) and head.plan.work.has_rows else None
 
 
-class _Difference:
-    """The immutable fields in the log, and those of a spec. ``added`` are the sinks whose dataset or table is new."""
+_EFFECTS = {
+    ("sinks", "added"): "it gets the rows of later versions only",
+    ("sinks", "removed"): "its rows stay where they are, but readers of the log no longer see them",
+    ("sinks", "moved"): "readers of the log find all rows at the new location, at every version",
+    (
+        "sinks",
+        "replaced",
+    ): "another dataset or table ({fields}); the former rows stay there, but readers of the log no longer see them",
+    ("dedup", "added"): "later versions do not know the ids of earlier ones",
+    ("dedup", "removed"): "the ids of earlier versions are dropped",
+    ("dedup", "replaced"): "the ids of earlier versions are dropped, so a record that repeats one is written",
+    ("state", "added"): "later versions start with an empty state",
+    ("state", "removed"): "the state is dropped; rows of open windows are never written",
+    ("state", "replaced"): "later versions start with an empty state; rows of open windows are never written",
+}
 
-    def __init__(self, opened: OpenPipeline, head: Head, before: Json, moved: frozenset[str]) -> None:
-        self._opened, self._head, self._before, self._moved = opened, head, before, moved
-        self._now = opened.pipeline.immutable_config()
-        self.changes: list[Change] = []
-        self.added: set[str] = set()
 
-    def altered(self) -> Alter | None:
-        """Return the changes as the plan records them; ``None`` if the immutable fields are equal."""
-        unmoved = sorted(
-            name for name in self._moved if self._before["sinks"].get(name) in (None, self._now["sinks"][name])
+def diff(before: Json, now: Json, moved: Collection[str] = ()) -> list[Change]:
+    """
+    Return the changes of the deduplication, the state and the sinks.
+
+    :param before: the immutable fields in the log
+    :param now: those of the new spec
+    :param moved: files sinks whose dataset was copied to the new path
+    """
+    changes = []
+    pairs = {field: (before.get(field), now.get(field)) for field in ("dedup", "state")}
+    names = sorted({*before["sinks"], *now["sinks"]})
+    pairs |= {f"sinks.{name}": (before["sinks"].get(name), now["sinks"].get(name)) for name in names}
+    for field, (old, new) in pairs.items():
+        if old != new:
+            section, _, name = field.partition(".")
+            changed = "moved" if name in moved else "replaced"
+            kind = "added" if old is None else "removed" if new is None else changed
+            fields = ", ".join(changed_fields(old, new)) if kind == "replaced" else ""
+            changes.append(Change(field, kind, _EFFECTS[section, kind].format(fields=fields)))
+    return changes
+
+
+def _sinks(changes: Iterable[Change], *kinds: str) -> list[str]:
+    """Return the sinks with changes of some kinds."""
+    return [
+        change.field.removeprefix("sinks.")
+        for change in changes
+        if change.field.startswith("sinks.") and change.kind in kinds
+    ]
+
+
+def _altered(opened: OpenPipeline, head: Head, before: Json, changes: Iterable[Change]) -> Alter:
+    """Return the changes as the plan records them. ``before`` are the immutable fields in the log."""
+    state = (None if head.outcome is None else head.outcome.state) or {}
+    changed = {change.field for change in changes}
+    dropped = [stored for field, stored in (("dedup", "dedup"), ("state", OPERATORS)) if field in changed]
+    return Alter(
+        offsets=_new_offsets(opened, head, before["source"]),
+        state=tuple(sorted(stored for stored in dropped if stored in state)),
+        removed=tuple(sorted(_sinks(changes, "removed", "replaced"))),
+    )
+
+
+def _check_moved_names(before: Json, now: Json, moved: Collection[str]) -> None:
+    old, new = before["sinks"], now["sinks"]
+    if unmoved := sorted(name for name in moved if old.get(name) in (None, new[name])):
+        raise InvalidError(
+            "`moved` names sinks that the log does not have or whose location is unchanged; nothing was altered",
+            given=unmoved,
+        ).advising("remove them from `moved`.")
+    if others := sorted(
+        name
+        for name in moved
+        if new[name]["type"] != "files" or old[name] != {**new[name], "path": old[name].get("path")}
+    ):
+        raise InvalidError(
+            "`moved` names sinks of which more than the path differs, or that are no files sinks; nothing was altered",
+            given=others,
+        ).advising(
+            "change only their path, or remove them from `moved`: readers of the log then no longer see their former rows."
         )
-        if self._before == self._now:
-            return None
-        movable = [name for name in self._moved if self._is_movable(name)]
-        if not unmoved and len(movable) < len(self._moved):
-            raise InvalidError(
-                "`moved` names sinks of which more than the path differs, or that are no files sinks; nothing was altered",
-                given=sorted(self._moved - {*movable}),
-            ).advising(
-                "change only their path, or remove them from `moved`: readers of the log then no longer see their former rows."
-            )
-        if unmoved:
-            raise InvalidError(
-                "`moved` names sinks that the log does not have or whose location is unchanged; nothing was altered",
-                given=unmoved,
-            ).advising("remove them from `moved`.")
-        return Alter(offsets=self._source(), state=tuple(sorted(self._state())), removed=tuple(sorted(self._sinks())))
 
-    def _is_movable(self, name: str) -> bool:
-        before, now = self._before["sinks"].get(name, {}), self._now["sinks"][name]
-        return bool(now["type"] == "files" and before == {**now, "path": before.get("path")})
 
-    def _source(self) -> Offsets:
-        before, source = self._before["source"], self._opened.pipeline.source
-        if before == self._now["source"]:
-            return {}
-        offsets = source.extends(before) if isinstance(source, Extending) else None
-        if offsets is None:
-            raise InvalidError(
-                "the source reads other records than that of the log, so it cannot continue after the committed offsets; nothing was altered",
-                stored=before,
-                given=self._now["source"],
-            ).advising("start a new pipeline with a new log, or run: streamsem fork NEW.toml LOG --from TIME.")
-        log = self._opened.log
-        if log.list_keys(log.source_prefix(before), 1):
-            raise InvalidError(
-                "the log stores the discovered files or messages of a source for this set of sources; nothing was altered",
-                stored=before,
-            ).advising(
-                "give the new topic or source its own pipeline, or start a new pipeline with a new log. This concerns files sources and queues."
-            )
-        new = {name: offset for name, offset in offsets.items() if name not in self._head.next}
-        names = ", ".join(f"{name} from offset {offset}" for name, offset in sorted(new.items()))
-        self.changes.append(
-            Change("source", "extended", f"later versions also read {names or 'partitions that do not exist yet'}")
+def _new_offsets(opened: OpenPipeline, head: Head, before: Json) -> Offsets:
+    """Return the offsets at which the partitions start that a changed source adds. ``before`` are the immutable fields of the source in the log."""
+    source, log = opened.pipeline.source, opened.log
+    if before == source.immutable_config():
+        return {}
+    offsets = source.extends(before) if isinstance(source, Extending) else None
+    if offsets is None:
+        raise InvalidError(
+            "the source reads other records than that of the log, so it cannot continue after the committed offsets; nothing was altered",
+            stored=before,
+            given=source.immutable_config(),
+        ).advising("start a new pipeline with a new log, or run: streamsem fork NEW.toml LOG --from TIME.")
+    if log.list_keys(log.source_prefix(before), 1):
+        raise InvalidError(
+            "the log stores the discovered files or messages of a source for this set of sources; nothing was altered",
+            stored=before,
+        ).advising(
+            "give the new topic or source its own pipeline, or start a new pipeline with a new log. This concerns files sources and queues."
         )
-        return new
+    return {name: offset for name, offset in offsets.items() if name not in head.next}
 
-    def _sinks(self) -> Iterator[str]:
-        """Yield the sinks whose rows are no longer visible through the log."""
-        before, now = self._before["sinks"], self._now["sinks"]
-        for name in sorted({*before, *now}):
-            field = f"sinks.{name}"
-            if name not in before:
-                self.added.add(name)
-                self.changes.append(
-                    Change(
-                        field,
-                        "added",
-                        "it gets the rows of later versions only" + self._past(),
-                    )
-                )
-            elif name not in now:
-                self.changes.append(
-                    Change(field, "removed", "its rows stay where they are, but readers of the log no longer see them")
-                )
-                yield name
-            elif before[name] != now[name] and name in self._moved:
-                self.changes.append(
-                    Change(field, "moved", "readers of the log find all rows at the new location, at every version")
-                )
-            elif before[name] != now[name]:
-                self.added.add(name)
-                fields = ", ".join(changed_fields(before[name], now[name]))
-                effect = f"another dataset or table ({fields}); the former rows stay there, but readers of the log no longer see them"
-                self.changes.append(Change(field, "replaced", effect))
-                yield name
 
-    def _state(self) -> Iterator[str]:
-        """Yield the fields of the state that later versions start without."""
-        state = (None if self._head.outcome is None else self._head.outcome.state) or {}
-        for field, stored in (("dedup", "dedup"), ("state", OPERATORS)):
-            before, now = self._before.get(field), self._now.get(field)
-            if before == now:
-                continue
-            kind = "added" if before is None else "removed" if now is None else "replaced"
-            effect = {
-                ("dedup", "added"): "later versions do not know the ids of earlier ones",
-                ("dedup", "removed"): "the ids of earlier versions are dropped",
-                (
-                    "dedup",
-                    "replaced",
-                ): "the ids of earlier versions are dropped, so a record that repeats one is written",
-                ("state", "added"): "later versions start with an empty state",
-                ("state", "removed"): "the state is dropped; rows of open windows are never written",
-                (
-                    "state",
-                    "replaced",
-                ): "later versions start with an empty state; rows of open windows are never written",
-            }[field, kind]
-            self.changes.append(Change(field, kind, effect))
-            if stored in state:
-                yield stored
+def _described(opened: OpenPipeline, before: Json, altered: Alter, changes: Sequence[Change]) -> tuple[Change, ...]:
+    """Return all changes for users: also that of the source, and those of fields that are not immutable. ``before`` is the spec in the log."""
+    pipeline = opened.pipeline
+    all_changes = []
+    if before["immutable_config"]["source"] != pipeline.source.immutable_config():
+        names = ", ".join(f"{name} from offset {offset}" for name, offset in sorted(altered.offsets.items()))
+        effect = f"later versions also read {names or 'partitions that do not exist yet'}"
+        all_changes.append(Change("source", "extended", effect))
+    # Reprocessing adds the rows of earlier versions to a new sink, if all sinks can replace rows.
+    past = "" if pipeline.sinks_that_cannot_remove_rows else "; reprocess earlier versions to add theirs"
+    all_changes += [
+        replace(change, effect=change.effect + past)
+        if change.kind == "added" and change.field.startswith("sinks.")
+        else change
+        for change in changes
+    ]
+    described = ("guarantee", *(change.field for change in all_changes))
+    others = [
+        path
+        for path in changed_fields(before, pipeline.to_json())
+        if not any(path == field or path.startswith(f"{field}.") for field in described)
+    ]
+    effect = "the next run uses it; no alter is needed"
+    return (*all_changes, *(Change(path, "changed", effect) for path in others))
 
-    def _past(self) -> str:
-        """Return how the rows of earlier versions get into a new sink."""
-        unable = self._opened.pipeline.sinks_that_cannot_remove_rows
-        return "" if unable else "; reprocess earlier versions to add theirs"
 
-    def other_changes(self, before: Mapping[str, Json]) -> Iterator[Change]:
-        """Yield the differences of fields that are not immutable. ``before`` is the spec in the log. Called after :meth:`altered`."""
-        described = ("guarantee", *(change.field for change in self.changes))
-        for path in changed_fields(before, self._opened.pipeline.to_json()):
-            if not any(path == field or path.startswith(f"{field}.") for field in described):
-                yield Change(path, "changed", "the next run uses it; no alter is needed")
+def _check_sinks(opened: OpenPipeline, head: ClosedHead, changes: Iterable[Change]) -> None:
+    """Check that new datasets and tables have no rows of this pipeline, and that moved datasets have all files."""
+    pipeline, added = opened.pipeline, _sinks(changes, "added", "replaced")
+    for name in added:
+        sink = pipeline.sinks[name]
+        if sink.attempts():
+            summary = "the dataset of a new sink has files of an earlier sink of this pipeline. The immutable fields in the log are unchanged"
+            raise ConflictError(summary, sink=name, location=sink.location).advising("give the sink another location.")
+    for name in added:
+        outside = name in pipeline.sinks_outside_log
+        marker = publishing_sink(pipeline, name).marker(opened.record.pipeline_uuid, name) if outside else None
+        if marker is not None:
+            summary = "the target of a new sink has a marker of this pipeline under the name of the sink. The immutable fields in the log are unchanged"
+            raise ConflictError(summary, sink=name, marker=marker.version).advising(
+                "give the sink another name. Markers of databases and of Kafka are stored by the name of the sink."
+            )
+    for name in _sinks(changes, "moved"):
+        _check_moved_files(opened, head, name)
 
-    def check_sinks(self, head: ClosedHead) -> None:
-        """Check that new datasets and tables have no rows of this pipeline, and that moved datasets have all files."""
-        pipeline, uuid = self._opened.pipeline, self._opened.record.pipeline_uuid
-        for name in sorted(self.added):
-            sink = pipeline.sinks[name]
-            if sink.attempts():
-                summary = "the dataset of a new sink has files of an earlier sink of this pipeline. The immutable fields in the log are unchanged"
-                raise ConflictError(summary, sink=name, location=sink.location).advising(
-                    "give the sink another location."
-                )
-        for name in sorted(self.added & {*pipeline.sinks_outside_log}):
-            marker = publishing_sink(pipeline, name).marker(uuid, name)
-            if marker is not None:
-                summary = "the target of a new sink has a marker of this pipeline under the name of the sink. The immutable fields in the log are unchanged"
-                raise ConflictError(summary, sink=name, marker=marker.version).advising(
-                    "give the sink another name. Markers of databases and of Kafka are stored by the name of the sink."
-                )
-        for name in sorted(self._moved):
-            self._check_moved(head, name)
 
-    def _check_moved(self, head: ClosedHead, name: str) -> None:
-        log, sink = self._opened.log, self._opened.pipeline.sinks[name]
-        # Readers of the newest version need the files of rewrites, and readers of some versions only (`since`) those of the commits.
-        views = [log.view(version=head.closed, with_rewrites=each) for each in (True, False)]
-        found = {file.file.key: file.file for view in views for file in view.sink(name)}
-        files = tuple(found.values())
-        if not sink.is_complete(Committable(format=sink.format, rows=sum(file.rows for file in files), files=files)):
-            raise InvalidError(
-                "files of the dataset are missing at the new path, or differ. The immutable fields in the log are unchanged",
-                sink=name,
-                location=sink.location,
-            ).advising("copy all files, `_streamsem.json` included, then alter the pipeline again.")
+def _check_moved_files(opened: OpenPipeline, head: ClosedHead, name: str) -> None:
+    sink = opened.pipeline.sinks[name]
+    # Readers of the newest version need the files of rewrites, and readers of some versions only (`since`) those of the commits.
+    views = [opened.log.view(version=head.closed, with_rewrites=each) for each in (True, False)]
+    files = tuple({file.file.key: file.file for view in views for file in view.sink(name)}.values())
+    if not sink.is_complete(Committable(format=sink.format, rows=sum(file.rows for file in files), files=files)):
+        raise InvalidError(
+            "files of the dataset are missing at the new path, or differ. The immutable fields in the log are unchanged",
+            sink=name,
+            location=sink.location,
+        ).advising("copy all files, `_streamsem.json` included, then alter the pipeline again.")
 
 
 def _guarantees(before: Mapping[str, Json], pipeline: Pipeline) -> dict[str, tuple[str | None, str | None]]:
