@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.contract import Sink, Source
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.connectors.lookup import Lookup
+from airflow_provider_streamsem.connectors.sink import Sink
+from airflow_provider_streamsem.connectors.source import Source
 from airflow_provider_streamsem.dedup import ChainStates, Dedup
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json, Plan, Quarantine
 from airflow_provider_streamsem.state import State

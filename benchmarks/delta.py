@@ -14,7 +14,7 @@ import pyarrow
 import pyarrow.parquet
 
 from airflow_provider_streamsem import DeltaSink, Pipeline, run_batch
-from airflow_provider_streamsem.connectors.contract import SinkCommit
+from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.protocol.entries import Marker
 from benchmarks import kafka, results
 
@@ -48,7 +48,7 @@ def publish_times(root: Path, counts: tuple[int, ...]) -> list[list[str]]:
             pipeline_uuid="bench", sink="t", version=version, outcome="0" * 64, committable=files, schema=SCHEMA, root=version, expected_marker=before
         )  # fmt: skip
         began = time.perf_counter()
-        sink.publish(batch, None)  # type: ignore[arg-type]
+        sink.publish(batch)
         times_ms.append((time.perf_counter() - began) * 1000)
         if version in counts:
             last = times_ms[-10:]

@@ -16,8 +16,8 @@ from pathlib import Path
 import pyarrow
 import pyarrow.parquet
 
-from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.iceberg.sink import IcebergSink
+from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.protocol.entries import Committable, Marker
 
 SCHEMA = (
@@ -58,7 +58,7 @@ def main() -> None:
                 pipeline_uuid="bench", sink="rows", version=version, outcome="0" * 64, committable=files, schema=SCHEMA, root=version, expected_marker=before
             )  # fmt: skip
             began = time.perf_counter()
-            sink.publish(batch, None)  # type: ignore[arg-type]
+            sink.publish(batch)
             times_ms.append((time.perf_counter() - began) * 1000)
             if version + 1 in args.versions:
                 began = time.perf_counter()

@@ -22,7 +22,7 @@ import pyarrow.parquet
 from rich.console import Console
 from rich.table import Table
 
-from airflow_provider_streamsem.connectors.contract import SinkCommit
+from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.connectors.sql import columns as sql_columns
 from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
 from airflow_provider_streamsem.connectors.staged_parquet.sink import record_batches
@@ -97,7 +97,7 @@ def measure(server: Postgres, location: Path) -> None:
     for n, batch in enumerate(batches):
         calls = [
             (bare, copies),
-            (lambda batch=batch: sink.publish(batch, None), publishes),
+            (lambda batch=batch: sink.publish(batch), publishes),
             (lambda batch=batch: publish_without_marker(batch), without_marker),
         ]
         for call, seconds in calls[n % 3 :] + calls[: n % 3]:  # type: ignore[misc]
@@ -108,7 +108,7 @@ def measure(server: Postgres, location: Path) -> None:
             if n:  # the first round is the warm-up
                 seconds.append(elapsed)
     small = [staged(sink, rows_of(n, 100), 1_000 + n, schema=schema) for n in range(20)]
-    small_publishes = [seconds_of(lambda batch=batch: sink.publish(batch, None)) for batch in small]  # type: ignore[misc]
+    small_publishes = [seconds_of(lambda batch=batch: sink.publish(batch)) for batch in small]  # type: ignore[misc]
     checks = [seconds_of(lambda: sink.resolve_schema(schema)) for _ in range(10)]
     show(prepared.stat().st_size, copies, publishes, without_marker)
     small_ms, check_ms = statistics.median(small_publishes) * 1000, statistics.median(checks) * 1000

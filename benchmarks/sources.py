@@ -31,7 +31,7 @@ from airflow_provider_streamsem import (
     PulsarSource,
 )
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.contract import ParsedRecords, Source
+from airflow_provider_streamsem.connectors.source import ParsedRecords, Source
 from airflow_provider_streamsem.spark.engine import SparkEngine
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from benchmarks import results

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from airflow_provider_streamsem import FilesSink, Pipeline, registry
-from airflow_provider_streamsem.connectors.contract import EffectLedger, SinkCommit, SinkMarker
+from airflow_provider_streamsem.connectors.sink import SinkCommit, SinkMarker
 from airflow_provider_streamsem.connectors.staged_parquet.sink import StagedSink, record_batches
 from airflow_provider_streamsem.errors import UnavailableError
 from airflow_provider_streamsem.protocol.entries import Json, Receipt
@@ -68,10 +68,10 @@ class TableSink(StagedSink):
     def immutable_config(self) -> Json:
         return {"type": "table", "path": self.path, "database": self.database}
 
-    def publish(self, batch: SinkCommit, effects: EffectLedger) -> Receipt | None:
+    def publish(self, batch: SinkCommit) -> Receipt | None:
         return self._transact(batch, "applied")
 
-    def skip(self, batch: SinkCommit, effects: EffectLedger) -> Receipt | None:
+    def skip(self, batch: SinkCommit) -> Receipt | None:
         return self._transact(batch, "skipped")
 
     def marker(self, pipeline_uuid: str, sink: str) -> SinkMarker | None:

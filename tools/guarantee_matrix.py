@@ -87,7 +87,15 @@ _HTTP = (
     "tests/connectors/http/test_sink.py::test_crash_at_every_step_then_a_retry_keeps_the_promise_of_the_label",
     "tests/connectors/http/test_sink.py::test_concurrent_runs_with_a_pause_at_every_step_keep_the_promise_of_the_label",
 )
+SINK_SUITE = "airflow_provider_streamsem/testing/conformance/sinks.py"
+_TRANSACTIONS = (
+    f"{SINK_SUITE}::test_fault_at_any_request_and_a_retry_keep_the_delivery_of_the_sink",
+    f"{SINK_SUITE}::test_two_concurrent_publishers_apply_each_commit_once_in_every_round",
+    f"{SINK_SUITE}::test_publisher_paused_at_any_request_changes_nothing_after_newer_commits",
+)
+"""The conformance suite, which every sink with transactions passes."""
 _DATABASE = (
+    *_TRANSACTIONS,
     "tests/connectors/sql/test_sink.py::test_crash_or_lost_reply_at_any_call_leaves_every_row_once",
     "tests/integration/test_postgres.py::test_two_concurrent_publishers_and_a_late_one_apply_each_version_once",
     "tests/integration/test_postgres.py::test_crash_or_lost_reply_at_any_statement_leaves_every_row_once",
@@ -146,7 +154,7 @@ SOURCE_PROOFS: Mapping[str, tuple[str, ...]] = {
         "tests/integration/test_pubsub.py::test_expired_ack_id_is_ignored_and_its_message_is_dropped_at_the_next_delivery",
     ),
     "rate": (
-        "airflow_provider_streamsem/testing/conformance.py::test_plan_read_again_has_the_same_records",
+        "airflow_provider_streamsem/testing/conformance/sources.py::test_plan_read_again_has_the_same_records",
         "tests/connectors/rate/test_source.py::test_records_are_the_same_for_the_same_seed_and_differ_for_another",
     ),
     "replay": (
@@ -188,7 +196,7 @@ PROOFS: Mapping[str, tuple[str, ...]] = {
     "Delta": (
         "tests/connectors/delta/test_sink.py::test_crash_around_every_write_to_the_table_then_retry_publishes_each_row_once",
         "tests/connectors/delta/test_late.py::test_publisher_paused_before_its_commit_changes_nothing_in_every_round",
-        "tests/connectors/delta/test_sink.py::test_concurrent_publishers_add_a_batch_once_in_every_round",
+        *_TRANSACTIONS,
         "tests/integration/test_delta.py::test_two_concurrent_publishing_processes_add_each_version_once",
     ),
     "Delta, upsert": (
@@ -198,8 +206,7 @@ PROOFS: Mapping[str, tuple[str, ...]] = {
     ),
     "Iceberg": (
         "tests/connectors/iceberg/test_publish.py::test_crash_at_every_step_then_retry_publishes_once",
-        "tests/connectors/iceberg/test_publish.py::test_two_concurrent_publishers_apply_each_batch_once_in_every_round",
-        "tests/connectors/iceberg/test_publish.py::test_publisher_paused_before_its_commit_is_refused_in_every_round",
+        *_TRANSACTIONS,
         "tests/integration/test_iceberg.py::test_two_concurrent_publishers_and_a_late_one_over_rest_in_every_round",
     ),
     "Iceberg, upsert": (
@@ -215,8 +222,7 @@ PROOFS: Mapping[str, tuple[str, ...]] = {
     ),
     "Kafka topic": (
         "tests/integration/test_kafka_sink.py::test_crash_at_every_step_then_a_retry_keeps_the_promise_of_the_label",
-        "tests/integration/test_kafka_sink.py::test_two_concurrent_publishers_write_each_version_once",
-        "tests/integration/test_kafka_sink.py::test_late_publisher_is_fenced_at_every_step",
+        *_TRANSACTIONS,
     ),
     "HTTP, an endpoint that deduplicates by key": _HTTP,
     "HTTP, an idempotent operation": (

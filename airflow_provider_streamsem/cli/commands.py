@@ -39,7 +39,7 @@ from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog import doctor as doctor_
 from airflow_provider_streamsem.commitlog import move
 from airflow_provider_streamsem.commitlog.log import open_commit_log
-from airflow_provider_streamsem.connectors.upstreams import ReadsPipeline
+from airflow_provider_streamsem.connectors.source import Source
 from airflow_provider_streamsem.dedup import stored_layers
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
 from airflow_provider_streamsem.pipeline.maintenance.abort import abort as abort_version
@@ -501,9 +501,7 @@ def explain(args: argparse.Namespace) -> CommandResult:
     unchecked = [] if pipeline.where is None else ["where"]
     lines += [f"{name} is not checked here: only a batch resolves its columns and functions" for name in unchecked]
     lines += [f"sink {name}: {label.replace('_', '-')}" for name, label in sorted(computed.sinks.items())]
-    upstreams = [
-        _upstream(pipeline, source) for source in pipeline.source_parts.values() if isinstance(source, ReadsPipeline)
-    ]
+    upstreams = [found for source in pipeline.source.parts.values() if (found := _upstream(pipeline, source))]
     lines += [text for _, text in upstreams]
     lines += [f"warning: {warning}" for warning in risks]
     required = pipeline.spark_packages
@@ -528,13 +526,15 @@ def explain(args: argparse.Namespace) -> CommandResult:
     )
 
 
-def _upstream(pipeline: Pipeline, source: ReadsPipeline) -> tuple[dict[str, Any], str]:
+def _upstream(pipeline: Pipeline, source: Source) -> tuple[dict[str, Any], str] | None:
     """Return the pipeline from which a source reads, as JSON and as a line of text. Its log is read; if that fails, both contain the reason."""
     try:
         with located(pipeline):
             upstream = source.upstream()
     except StreamsemError as error:
         return {"error": str(error)}, f"upstream: {error}"
+    if upstream is None:
+        return None
     conditions = f" ({upstream.conditions})" if upstream.conditions else ""
     text = f"upstream {upstream.pipeline}, sink {upstream.sink}, {upstream.log}"
     return plain(upstream), f"{text}: {upstream.label.replace('_', '-')}{conditions}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
-from airflow_provider_streamsem.connectors.contract import Sink
+from airflow_provider_streamsem.connectors.sink import Sink
 from airflow_provider_streamsem.errors import DatasetOwnedError, LogMovedError
 from airflow_provider_streamsem.protocol.entries import PipelineRecord
 from airflow_provider_streamsem.stores.contract import normalised

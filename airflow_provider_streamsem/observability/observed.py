@@ -4,10 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import contextmanager
-from functools import partial
 from typing import Any, ClassVar
 
-from airflow_provider_streamsem.connectors.counting import count, range_unit
 from airflow_provider_streamsem.observability.account import Account
 from airflow_provider_streamsem.observability.links import BatchLink, SparkUiLink, SparkUiListener
 from airflow_provider_streamsem.observability.logs import LogFieldsListener
@@ -52,7 +50,7 @@ class Observed:
             account,
             LogFieldsListener(),
             SpansListener(),
-            StatsListener(tags, range_unit(pipeline.source), partial(count, pipeline.source)),
+            StatsListener(tags, pipeline.source.range_unit, pipeline.source.count),
             SparkUiListener(ti),
         )
         with listening(*listeners):

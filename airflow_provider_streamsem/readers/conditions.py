@@ -15,7 +15,6 @@ from typing import Any, Protocol
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
-from airflow_provider_streamsem.connectors.contract import Expiring
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.spec.location import located
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline, from_json
@@ -231,7 +230,7 @@ class Retention:
     records: int | None = None
 
     def __post_init__(self) -> None:
-        if not any(isinstance(source, Expiring) for source in self.pipeline.source_parts.values()):
+        if not self.pipeline.source.has_retention:
             summary = (
                 "the items of this source have no retention, so they never expire, and this sensor would never succeed"
             )
@@ -245,7 +244,6 @@ class Retention:
     def _check(self, pipeline: Pipeline, clock: Clock) -> CheckResult:
         dry = dry_run(pipeline, clock=clock)
         source = pipeline.source
-        assert isinstance(source, Expiring)
         within_ms = None if self.within_s is None else self.within_s * 1000
         expiry = source.expiry(dry.head.next, within_ms=within_ms, now_ms=clock.now_ms())
         is_near = self.records is not None and expiry.spare is not None and expiry.spare < self.records

@@ -15,9 +15,9 @@ from typing import Any
 from airflow_provider_streamsem import registry
 from airflow_provider_streamsem.arguments import integer
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
-from airflow_provider_streamsem.connectors.contract import Sink
 from airflow_provider_streamsem.connectors.files.stored import former_sinks, stored_sinks
 from airflow_provider_streamsem.connectors.ownership import claim_dataset
+from airflow_provider_streamsem.connectors.sink import Sink
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.protocol.codec import lines

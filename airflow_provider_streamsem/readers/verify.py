@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from airflow_provider_streamsem import dedup, state_files
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
-from airflow_provider_streamsem.connectors.contract import Sink
 from airflow_provider_streamsem.connectors.ownership import claim_dataset
+from airflow_provider_streamsem.connectors.sink import Sink
 from airflow_provider_streamsem.errors import (
     ConflictError,
     LogDamagedError,

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.contract import Consuming, Planner
-from airflow_provider_streamsem.connectors.counting import count, range_unit
+from airflow_provider_streamsem.connectors.source import Planner
 from airflow_provider_streamsem.pipeline.run.plan import due_watermark, may_wait
 from airflow_provider_streamsem.pipeline.spec.location import with_log_location
 from airflow_provider_streamsem.pipeline.spec.opening import read_head
@@ -50,9 +49,7 @@ def dry_run(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> DryRun:
     record, source = log.read_pipeline(), pipeline.source
     head = read_head(pipeline, log)
     source_log = log.of_source(source.immutable_config())
-    planner = (
-        source.peek(source_log, head.hint) if isinstance(source, Consuming) else source.open(source_log, head.hint)
-    )
+    planner = source.peek(source_log, head.hint)
     return DryRun(log=log, is_new=record is None, head=head, planner=planner)
 
 
@@ -145,8 +142,8 @@ def waiting(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> Waiting:
         ranges=unfinished if batch is None or unfinished else batch.ranges,
         planned_ends=planned_ends,
         rows=rows,
-        lag=count(pipeline.source, offsets.between(head.next, end.offsets)),
-        unit=range_unit(pipeline.source),
+        lag=pipeline.source.count(offsets.between(head.next, end.offsets)),
+        unit=pipeline.source.range_unit,
     )
 
 

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 
 from airflow_provider_streamsem import state_files
-from airflow_provider_streamsem.connectors.failures import ExplainsFailures, NamesFile
+from airflow_provider_streamsem.connectors.data_files.pins import FilePin
 from airflow_provider_streamsem.engine import Job, RewriteJob
 from airflow_provider_streamsem.errors import (
     UNREADABLE_FILE,
@@ -74,11 +74,9 @@ def translated(error: Exception, job: Job) -> StreamsemError:
             specific = _condition_error(texts, condition, parameters, job, is_transient=is_transient)
         if specific is not None:
             return specific
-    for source in getattr(job.source, "parts", {"": job.source}).values():
-        if isinstance(source, ExplainsFailures):
-            explained = source.explain_failure(texts, job.plan.ranges)
-            if explained is not None:
-                return explained.with_fields(version=version)
+    explained = job.source.explain_failure(texts, job.plan.ranges)
+    if explained is not None:
+        return explained.with_fields(version=version)
     return (
         _query_error(error, raised, job)
         or python_failures.of_driver(error, raised, job)
@@ -242,9 +240,9 @@ def _from_bytes(header: str) -> str:
 
 def _files(job: Job) -> dict[str, object]:
     """Return the number of planned files and the first of them, for errors in which Spark does not name a file."""
-    if not job.pins or not isinstance(job.pins[0], NamesFile):
+    if not job.pins or not isinstance(job.pins[0], FilePin):
         return {}
-    return {"files": len(job.pins), "first_file": job.pins[0].file}
+    return {"files": len(job.pins), "first_file": job.pins[0].path}
 
 
 def _path_of(uri: str) -> str:

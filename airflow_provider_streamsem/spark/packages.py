@@ -13,8 +13,9 @@ from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
 
-from airflow_provider_streamsem.connectors.contract import Sink, Source
 from airflow_provider_streamsem.connectors.lookup import Lookup
+from airflow_provider_streamsem.connectors.sink import Sink
+from airflow_provider_streamsem.connectors.source import Source
 from airflow_provider_streamsem.dedup import Dedup
 
 SETTING = "spark.jars.packages"

@@ -14,9 +14,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import AtomicType, VariantType
 
-from airflow_provider_streamsem.connectors.contract import Loaded, LoadedTogether, Source
 from airflow_provider_streamsem.connectors.data_files import groups
-from airflow_provider_streamsem.connectors.order import LoadedInGroups, LoadsInOrder, Sequenced
+from airflow_provider_streamsem.connectors.sink import Sink
+from airflow_provider_streamsem.connectors.source import Loaded, LoadedTogether, Source
 from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
 from airflow_provider_streamsem.engine import Job
 from airflow_provider_streamsem.errors import DataError
@@ -36,7 +36,7 @@ class _Inspection(Protocol):
 class Sequencing:
     """
     The order of the rows of one attempt. It is *defined* for a sink if the staged rows are certain to be in the order of the source. The records of some
-    sources are ordered between groups only (:class:`LoadedInGroups`).
+    sources are ordered between groups only (:attr:`Loaded.groups`).
 
     :param inspect: reads query plans
     :param job: the attempt
@@ -49,10 +49,8 @@ class Sequencing:
     """The group of the records of each Spark partition; ``None`` if the source orders all records."""
 
     @property
-    def _sinks(self) -> dict[str, Sequenced]:
-        return {
-            name: sink for name, sink in self.job.sinks.items() if isinstance(sink, Sequenced) and sink.is_sequenced
-        }
+    def _sinks(self) -> dict[str, Sink]:
+        return {name: sink for name, sink in self.job.sinks.items() if sink.is_sequenced}
 
     @property
     def needs_source_order(self) -> bool:
@@ -61,11 +59,11 @@ class Sequencing:
 
     def load(self, session: SparkSession, source: Source, pins: Sequence[Any]) -> Loaded | LoadedTogether:
         """Load the records of a plan, in the order of the source if a sink needs it."""
-        if self.needs_source_order and isinstance(source, LoadsInOrder):
-            loaded = source.load_in_order(session, pins)
-            self._groups = loaded.groups if isinstance(loaded, LoadedInGroups) else None
-            return loaded
-        return source.load(session, pins)
+        if not self.needs_source_order:
+            return source.load(session, pins)
+        loaded = source.load_in_order(session, pins)
+        self._groups = loaded.groups if isinstance(loaded, Loaded) else None
+        return loaded
 
     def numbered(self, records: DataFrame) -> DataFrame:
         """Add the position of each record, before a step that shuffles the records."""

@@ -19,10 +19,8 @@ from pyspark.sql.types import StructType
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors import observed
 from airflow_provider_streamsem.connectors.columns import types as column_types
-from airflow_provider_streamsem.connectors.contract import Counted, Loaded, LoadedTogether, ParsedRecords, Source
-from airflow_provider_streamsem.connectors.files.sink import FilesSink
+from airflow_provider_streamsem.connectors.source import Loaded, LoadedTogether, ParsedRecords, Source
 from airflow_provider_streamsem.deduplication.batch import DedupBatch
 from airflow_provider_streamsem.deduplication.layers import LayerFiles
 from airflow_provider_streamsem.engine import Job, Produced
@@ -183,12 +181,9 @@ class Staging:
         finally:
             self._release()
         for item in inputs:
-            if isinstance(item.loaded, Counted):
-                item.loaded.check_read(counts[item.name]["read"])
-            if isinstance(item.loaded, observed.ObservesRecords):
-                item.loaded.take_observed(
-                    counts[item.name], counts[item.name]["read"] - counts[item.name].get("bad", 0)
-                )
+            read = counts[item.name]["read"]
+            item.loaded.check_read(read)
+            item.loaded.take_observed(counts[item.name], read - counts[item.name].get("bad", 0))
         with telemetry.phase("collect"):
             sinks = {
                 name: sink.collect(self.job.plan.version, self.job.attempt_id, self._accepted[name])
@@ -233,7 +228,7 @@ class Staging:
 
     def _counts_of(self, item: _Input) -> Mapping[str, Any]:
         """If the observation may have counted a record several times, or not at all, count in a separate pass."""
-        names = [*_COUNTS, *observed.aggregates(item.loaded)]
+        names = [*_COUNTS, *item.loaded.aggregates]
         counts = self.inspect.observed(item.observation, self.session, names) if item.counts_once else None
         return self._count(item.marked, item.aggregates) if counts is None else counts
 
@@ -289,8 +284,10 @@ class Staging:
         base = operator_state(self.job.base_state)
         if self.job.pins or base is None:
             return self._parts(self.job.pins)
-        sources: Mapping[str, Source] = getattr(self.job.source, "parts", {"": self.job.source})
-        return {name: self._without_records(source, base.columns.get(name)) for name, source in sources.items()}
+        return {
+            name: self._without_records(source, base.columns.get(name))
+            for name, source in self.job.source.parts.items()
+        }
 
     def _without_records(self, source: Source, recorded: str | None) -> Loaded:
         """``recorded`` are the columns that the state has recorded. If it is ``None``, the source has the columns."""
@@ -314,7 +311,7 @@ class Staging:
         aggregates = [F.expr("count(1) AS read")]
         if loaded.bad is not None:
             aggregates.append(F.count_if(loaded.bad).alias("bad"))
-        aggregates += [column.alias(name) for name, column in observed.aggregates(loaded).items()]
+        aggregates += [column.alias(name) for name, column in loaded.aggregates.items()]
         if self.job.where is not None:
             dropped = ~F.col(_PASSES_WHERE)
             aggregates.append(F.count_if(dropped if loaded.bad is None else ~loaded.bad & dropped).alias("filtered"))
@@ -396,8 +393,7 @@ class Staging:
         """Readers of formats without column names read by position, so new columns come last. Columns without a type are left out."""
         columns = frame.schema.json()
         sink = self.job.sinks[name]
-        grows = {"grows": sink.grows} if isinstance(sink, FilesSink) else {}
-        accepted = sink.resolve_schema(schema.folded(name, self.job.schemas.get(name), columns, **grows))
+        accepted = sink.resolve_schema(schema.folded(name, self.job.schemas.get(name), columns, grows=sink.grows))
         self._schemas[name], untyped = column_types.typed(accepted)
         if untyped:
             logger.info(

@@ -11,10 +11,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from airflow_provider_streamsem import arguments
-from airflow_provider_streamsem.connectors.contract import Source
 from airflow_provider_streamsem.connectors.files.source import FilesSource
 from airflow_provider_streamsem.connectors.kafka.source import KafkaSource
 from airflow_provider_streamsem.connectors.replay.source import ReplaySource
+from airflow_provider_streamsem.connectors.source import Source
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.testing import messages
 from airflow_provider_streamsem.testing.lines import csv_line, json_line

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
-from airflow_provider_streamsem.connectors.contract import Sink
+from airflow_provider_streamsem.connectors.sink import Sink
 from airflow_provider_streamsem.engine import Engine
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.limits import Limits

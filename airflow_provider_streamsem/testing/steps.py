@@ -11,7 +11,8 @@ from collections.abc import Callable, Iterator
 from typing import Any, TypeVar
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.contract import Sink, Source
+from airflow_provider_streamsem.connectors.sink import Sink
+from airflow_provider_streamsem.connectors.source import Source
 from airflow_provider_streamsem.engine import Engine, Job, Produced, RewriteJob, RewrittenFiles
 from airflow_provider_streamsem.stores.contract import ObjectStat, Store
 from airflow_provider_streamsem.testing.stores import Crash

@@ -4,16 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 import pyarrow.parquet
-import pytest
 
-from airflow_provider_streamsem.connectors.contract import SinkCommit, SinkMarker
-from airflow_provider_streamsem.errors import MarkerConflictError
+from airflow_provider_streamsem.connectors.sink import SinkCommit, SinkMarker
 from airflow_provider_streamsem.pipeline.spec.opening import open_pipeline
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.pipeline.versions.publish import batch_of
@@ -74,28 +71,3 @@ def committed_batch(fixture: PipelineFixture, pipeline: Pipeline, name: str, ver
     stored = opened.log.outcome_and_sha256(version)
     assert stored is not None
     return batch_of(opened, *stored, name)
-
-
-def check_that_commits_of_other_logs_are_refused(sink: Any, published: SinkCommit, next: SinkCommit) -> None:
-    """
-    Check that a sink refuses the commits of a log that was restored from an older copy.
-
-    Such a log plans versions again that the sink already has. The version number alone would count them as applied.
-
-    :param published: the newest batch in the sink
-    :param next: the batch of the following version
-    """
-    replanned = replace(published, outcome="f" * 64)
-    of_other_log = replace(next, expected_marker=Marker(version=published.version, outcome=replanned.outcome))
-    behind = replace(next, expected_marker=published.expected_marker)
-    for refused in (replanned, of_other_log, behind):
-        with pytest.raises(MarkerConflictError, match=f"version={refused.version}.*marker={published.version}"):
-            sink.publish(refused, None)
-    assert sink.publish(published, None).result == "applied"
-    assert sink.skip(replanned, None).result == "skipped"
-    with pytest.raises(MarkerConflictError):
-        sink.publish(published, None)
-    marker = sink.marker(published.pipeline_uuid, published.sink)
-    assert marker is not None
-    assert (marker.state, marker.is_of(published.version, replanned.outcome)) == ("skipped", True)
-    assert sink.publish(of_other_log, None).result == "applied"

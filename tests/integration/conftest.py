@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
+from tests.integration.kafka_steps import watched_client  # noqa: F401  (a fixture)
 from tests.integration.parts.kafka import Broker
 from tests.integration.parts.kinesis import Kinesalite
 from tests.integration.parts.nats import NatsServer

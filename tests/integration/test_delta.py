@@ -22,8 +22,8 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from airflow_provider_streamsem import FilesSource, Limits, Pipeline, reprocess, rollback, run_batch, verify
-from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
+from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.testing.steps import Steps
 from airflow_provider_streamsem.testing.stores import Crash
@@ -320,7 +320,7 @@ def test_two_concurrent_publishing_processes_add_each_version_once(
                 files.append(replace(file, key=key))
             last = Marker(version=version - 1, outcome=batch.outcome)
             copy = replace(batch, expected_marker=last, version=version, root=version, committable=replace(batch.committable, files=tuple(files)))
-            receipt = sink.publish(copy, None)
+            receipt = sink.publish(copy)
             print("newer" if receipt is None else receipt.result, flush=True)
     """)
     processes = [
@@ -382,9 +382,9 @@ def test_publisher_crash_around_any_table_write_on_s3_then_retry_publishes_once(
         steps = Steps(at)
         for batch in batches(sink):
             with suppress(Crash):
-                sink.publish(batch, None)  # type: ignore[arg-type]
+                sink.publish(batch)
             watched, steps = steps, Steps()
-            receipt = sink.publish(batch, None)  # type: ignore[arg-type]
+            receipt = sink.publish(batch)
             assert receipt is not None
             assert receipt.result == "applied"
             steps = Steps() if watched.died else watched

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-import sys
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,13 +15,11 @@ import confluent_kafka
 import pyarrow as pa
 import pyarrow.parquet
 import pytest
-from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AlterConfigOpType, ConfigEntry, ConfigResource, ResourceType
 
-from airflow_provider_streamsem.connectors.contract import SinkCommit
-from airflow_provider_streamsem.connectors.kafka import sink as kafka
-from airflow_provider_streamsem.connectors.kafka.control_topic import ControlTopic
 from airflow_provider_streamsem.connectors.kafka.sink import KafkaSink
+from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.errors import DataError, InvalidError, MarkerLostError, PublishError, UnavailableError
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.pipeline.versions.publish import skip
@@ -30,10 +27,10 @@ from airflow_provider_streamsem.protocol.entries import Receipt
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.connectors import batches
 from tests.connectors.batches import committed_batch
+from tests.integration.kafka_steps import WatchedClient
 from tests.integration.parts.kafka import PASSWORD, USER, Broker
 from tests.integration.topics import TIMEOUT_S, Topics
 from tests.pipeline_fixture import PipelineFixture
-from tests.rounds import ROUNDS
 
 pytestmark = pytest.mark.integration
 
@@ -80,82 +77,10 @@ def staged(of: KafkaSink, version: int, rows: list[dict[str, Any]], uuid: str = 
 
 
 def publish(of: KafkaSink, batch: SinkCommit) -> Receipt | None:
-    return of.publish(batch, None)  # type: ignore[arg-type]
+    return of.publish(batch)
 
 
 # --- crashes, pauses and false replies at every step
-
-
-@dataclass
-class WatchedClient:
-    """
-    Reports the Kafka calls of one thread as steps while it publishes.
-
-    It keeps the producers alive, because records of a dead process may still be in flight.
-    """
-
-    watched: Callable[[str], object] | None = None
-    thread: int = 0
-    producers: list[Any] = field(default_factory=list)
-
-    def step(self, name: str) -> None:
-        if self.watched is not None and threading.get_ident() == self.thread:
-            self.watched(name)
-
-    def run(self, call: Callable[[], Any], watched: Callable[[str], object]) -> Any:
-        self.watched, self.thread = watched, threading.get_ident()
-        try:
-            return call()
-        finally:
-            self.watched = None
-
-
-@pytest.fixture
-def watched_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchedClient]:
-    client, abort_quietly, marker = WatchedClient(), kafka._abort_quietly, ControlTopic.marker
-
-    class Producer(confluent_kafka.Producer):  # type: ignore[misc]
-        def __init__(self, *args: Any) -> None:
-            super().__init__(*args)
-            client.producers.append(self)
-
-        def init_transactions(self, *args: Any) -> None:
-            self._stepped("init", super().init_transactions, *args)
-
-        def begin_transaction(self) -> None:
-            self._stepped("begin", super().begin_transaction)
-
-        def produce(self, **record: Any) -> None:
-            client.step(f"before produce {record['topic']}")
-            super().produce(**record)
-            super().flush()
-            client.step(f"after produce {record['topic']}")
-
-        def commit_transaction(self, *args: Any) -> None:
-            self._stepped("commit", super().commit_transaction, *args)
-
-        def _stepped(self, name: str, call: Callable[..., object], *args: Any) -> None:
-            client.step(f"before {name}")
-            call(*args)
-            client.step(f"after {name}")
-
-    def read(self: ControlTopic, *args: Any, **named: Any) -> Any:
-        client.step("before marker")
-        found = marker(self, *args, **named)
-        client.step("after marker")
-        return found
-
-    def abort_unless_crashed(producer: Any) -> None:
-        """Abort the transaction, except after a simulated crash: a dead process cannot abort."""
-        if not isinstance(sys.exc_info()[1], Crash):
-            abort_quietly(producer)
-
-    monkeypatch.setattr(confluent_kafka, "Producer", Producer)
-    monkeypatch.setattr(ControlTopic, "marker", read)
-    monkeypatch.setattr(kafka, "_abort_quietly", abort_unless_crashed)
-    monkeypatch.setattr(kafka, "_POLL_S", 0.1)
-    yield client
-    client.producers.clear()
 
 
 class AtStep:
@@ -199,72 +124,6 @@ def test_crash_at_every_step_then_a_retry_keeps_the_promise_of_the_label(
         at += 1
     assert steps >= 14
     watched_client.producers.clear()
-
-
-def test_error_of_a_call_that_succeeded_does_not_repeat_the_batch(
-    tmp_path: Path, topics: Topics, watched_client: WatchedClient
-) -> None:
-    def lose_reply() -> None:
-        raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
-
-    fixture = PipelineFixture(tmp_path)
-    pipeline = pipeline_to_kafka(fixture, topics)
-    for at in range(14):
-        fixture.arrive(1)
-        failing = AtStep(at, lose_reply)
-        watched_client.run(lambda: fixture.run(f"run {at}", pipeline=pipeline), failing)  # noqa: B023
-        assert len(failing.taken) > at
-    assert failing.taken[-1] == "after commit" or "after commit" in failing.taken
-    fixture.check(lambda: seen(topics))
-
-
-def test_two_concurrent_publishers_write_each_version_once(tmp_path: Path, topics: Topics) -> None:
-    of, expected = sink(topics, tmp_path), Counter[int]()
-    for version in range(ROUNDS):
-        batch = staged(of, version, [{"value": str(version * 10 + n)} for n in range(5)])
-        expected.update(version * 10 + n for n in range(5))
-        results: list[Any] = []
-
-        def publish_batch() -> None:
-            try:
-                results.append(publish(of, batch))  # noqa: B023
-            except Exception as error:
-                results.append(error)  # noqa: B023
-
-        both = [threading.Thread(target=publish_batch) for _ in range(2)]
-        for thread in both:
-            thread.start()
-        for thread in both:
-            thread.join()
-        assert results == [Receipt(result="applied", rows=5)] * 2
-    assert seen(topics) == expected
-    assert of.marker("u", "out") == batches.marked(ROUNDS - 1)
-
-
-def test_late_publisher_is_fenced_at_every_step(tmp_path: Path, topics: Topics, watched_client: WatchedClient) -> None:
-    of, expected, paused_at = sink(topics, tmp_path), Counter[int](), Counter[str]()
-    for number in range(ROUNDS):
-        version = 2 * number
-        batches = [staged(of, v, [{"value": str(v * 10 + n)} for n in range(3)]) for v in (version, version + 1)]
-        expected.update(v * 10 + n for v in (version, version + 1) for n in range(3))
-
-        receipts: list[Any] = []
-
-        def publish_both() -> None:
-            thread = threading.Thread(target=lambda: receipts.extend(publish(of, batch) for batch in batches))  # noqa: B023
-            thread.start()
-            thread.join()
-
-        late = AtStep(number % 13, publish_both)
-        receipt = watched_client.run(lambda: publish(of, batches[0]), late)  # noqa: B023
-        step = late.taken[late.at]
-        paused_at[step] += 1
-        applied = Receipt(result="applied", rows=3)
-        late_receipts = [receipt, *receipts]
-        assert late_receipts == ([applied, None, applied] if step == "after commit" else [None, applied, applied])
-        assert publish(of, batches[0]) is None
-    assert len(paused_at) >= 8
-    assert seen(topics) == expected
 
 
 def test_version_becomes_visible_atomically(tmp_path: Path, topics: Topics, watched_client: WatchedClient) -> None:
@@ -343,7 +202,7 @@ def test_deleted_control_topic_is_not_recreated_while_publishing(tmp_path: Path,
     batch = committed_batch(fixture, pipeline, "out", 0)
     topics.delete("own-markers")
     with pytest.raises(MarkerLostError, match="the control topic was deleted"):
-        pipeline.sinks["out"].publish(batch, None)  # type: ignore[attr-defined]
+        pipeline.sinks["out"].publish(batch)  # type: ignore[attr-defined]
     assert seen(topics) == fixture.expected
 
 
@@ -471,20 +330,11 @@ def test_batch_that_kafka_refuses_is_published_after_a_fix_or_skipped(tmp_path: 
     _set_max_message_bytes(topics, 1_000_000)
     assert publish(of, batch) == Receipt(result="applied", rows=1)
     skipped_batch = staged(of, 1, [{"value": "2" * 5000}])
-    assert of.skip(skipped_batch, None) == Receipt(result="skipped", rows=0)  # type: ignore[arg-type]
+    assert of.skip(skipped_batch) == Receipt(result="skipped", rows=0)
     assert publish(of, skipped_batch) == Receipt(result="skipped", rows=0)
     assert of.marker("u", "out") == batches.marked(1, "skipped")
     assert publish(of, batch) is None
     assert topics.read("out") == Counter(["1" * 5000])
-
-
-def test_marker_of_a_commit_unknown_to_the_log_is_refused(tmp_path: Path, topics: Topics) -> None:
-    of = sink(topics, tmp_path)
-    first, second, third = (staged(of, at, [{"value": str(at)}]) for at in range(3))
-    publish(of, first)
-    publish(of, second)
-    batches.check_that_commits_of_other_logs_are_refused(of, second, third)
-    assert topics.read("out") == Counter(["0", "1", "2"])
 
 
 def test_timeout_that_the_broker_does_not_allow_is_named_and_can_be_fixed(tmp_path: Path, topics: Topics) -> None:

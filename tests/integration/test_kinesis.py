@@ -18,9 +18,9 @@ from pyspark.sql import SparkSession
 from airflow_provider_streamsem import Avro, FilesSink, Json, KinesisSource, Limits, Pipeline, run_batch
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.contract import SourceSlice
 from airflow_provider_streamsem.connectors.kinesis import reading, stream
 from airflow_provider_streamsem.connectors.kinesis.stream import KinesisStream
+from airflow_provider_streamsem.connectors.source import SourceSlice
 from airflow_provider_streamsem.engine import Job
 from airflow_provider_streamsem.errors import InvalidError, RecordsMissingError, SourceChangedError
 from airflow_provider_streamsem.readers.files import open_log

@@ -22,7 +22,7 @@ import pytest
 
 from airflow_provider_streamsem import FilesSource, Pipeline, rollback, run_batch
 from airflow_provider_streamsem.connections import Connection, use_resolver
-from airflow_provider_streamsem.connectors.contract import SinkCommit
+from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.connectors.sql import columns as sql_columns
 from airflow_provider_streamsem.connectors.sql import sink as jdbc
 from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
@@ -88,7 +88,7 @@ def db(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> Database:
 
 
 def publish(sink: JdbcSink, batch: Any) -> Receipt | None:
-    return sink.publish(batch, None)  # type: ignore[arg-type]
+    return sink.publish(batch)
 
 
 VALUES: dict[str, tuple[Any, str, pyarrow.DataType, list[Any]]] = {

@@ -480,11 +480,11 @@ def test_replaced_table_is_empty_and_reprocessing_removes_nothing_from_it(publis
     removed: list[object] = []
     publish, TableSink.publish = (
         TableSink.publish,
-        lambda sink, batch, ledger: (  # type: ignore[method-assign]
+        lambda sink, batch: (  # type: ignore[method-assign]
             removed.append({root: rows.rows for root, rows in batch.replaced.items()})
             if batch.sink == "table"
             else None,
-            publish(sink, batch, ledger),
+            publish(sink, batch),
         )[1],
     )
     try:

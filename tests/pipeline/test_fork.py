@@ -8,7 +8,6 @@ from collections import Counter
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -29,10 +28,8 @@ from airflow_provider_streamsem import (
 from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.commitlog import log as log_module
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.contract import Source
 from airflow_provider_streamsem.connectors.queue.source import QueueSource
 from airflow_provider_streamsem.connectors.sqs.client import SqsQueue
-from airflow_provider_streamsem.connectors.times import offsets_for_time
 from airflow_provider_streamsem.errors import (
     ConflictError,
     InvalidError,
@@ -225,12 +222,12 @@ def test_fork_from_a_time_is_refused_if_the_source_does_not_answer(
     with pytest.raises(UnavailableError, match="no answer"):
         forking.fork(from_ms=FIRST_MS)
     assert list(forking.store.list("")) == []
-    unable: Source = SimpleNamespace()  # type: ignore[assignment]
+    unable = QUEUE
     with pytest.raises(InvalidError, match="cannot find the offsets of a time"):
-        offsets_for_time(unable, forking.log(), FIRST_MS)
+        unable.offsets_for_time_in(forking.log(), FIRST_MS)
     several = SeveralSources({"orders": RATE, "other": unable})
     with pytest.raises(InvalidError, match="cannot find the offsets of a time") as raised:
-        offsets_for_time(several, forking.log(), FIRST_MS)
+        several.offsets_for_time_in(forking.log(), FIRST_MS)
     assert raised.value.fields["source"] == "other"
 
 
@@ -254,8 +251,8 @@ def test_fork_of_several_sources_from_a_time_starts_each_at_this_time(tmp_path: 
     source = SeveralSources({"orders": RATE, "files": forking.original.pipeline().source})
     log = forking.log()
     source.open(log, None).poll(None)
-    assert offsets_for_time(source, log, FIRST_MS + 2_000) == {"orders/rate": 20, "files/files": 5}
-    assert offsets_for_time(source, log, FIRST_MS + 1) == {"orders/rate": 1, "files/files": 1}
+    assert source.offsets_for_time_in(log, FIRST_MS + 2_000) == {"orders/rate": 20, "files/files": 5}
+    assert source.offsets_for_time_in(log, FIRST_MS + 1) == {"orders/rate": 1, "files/files": 1}
 
 
 def test_fork_never_starts_at_a_version_that_was_rolled_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -42,6 +42,10 @@ def test_tests_named_by_a_sink_cover_this_sink(name: str) -> None:
     kind = type(guarantee_matrix.SINKS[name]).__name__
     for test_id in guarantee_matrix.PROOFS[name]:
         file = test_id.partition("::")[0]
+        if file == guarantee_matrix.SINK_SUITE:
+            suites = [path.read_text() for path in (ROOT / "tests").glob("**/test_*sink_conformance.py")]
+            assert any(f"Test{kind}(TransactionalSinkContract)" in suite for suite in suites), kind
+            continue
         assert kind.removesuffix("Sink").lower() in file or kind in (ROOT / file).read_text(), test_id
 
 

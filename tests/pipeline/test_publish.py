@@ -110,11 +110,11 @@ def test_publisher_that_continues_after_a_skip_applies_nothing(fixture: Publishi
     skip(fixture.pipeline(), 0, sink="table", reason="poison", log=fixture.log())
     sink = fixture.pipeline().sinks["table"]
     assert isinstance(sink, TableSink)
-    receipt_of_late = sink.publish(late, None)  # type: ignore[arg-type]
+    receipt_of_late = sink.publish(late)
     assert receipt_of_late is not None
     assert receipt_of_late.result == "skipped"
     fixture.run("second")
-    assert sink.publish(late, None) is None  # type: ignore[arg-type]
+    assert sink.publish(late) is None
     assert fixture.rows("table") == Counter(range(6, 12))
 
 

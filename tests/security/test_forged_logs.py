@@ -12,8 +12,8 @@ import pytest
 
 from airflow_provider_streamsem import FilesSink, KafkaSource, dedup, open_log, read_committed, registry, verify
 from airflow_provider_streamsem.cli.main import main
-from airflow_provider_streamsem.connectors.contract import SourceEnd
 from airflow_provider_streamsem.connectors.kafka.pins import RangePin
+from airflow_provider_streamsem.connectors.source import SourceEnd
 from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError, LogDamagedError
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum

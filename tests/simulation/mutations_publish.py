@@ -8,16 +8,17 @@ from typing import Any
 import pytest
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.http.calls import Publisher
+from airflow_provider_streamsem.connectors.http.effects import EffectLedger
 from airflow_provider_streamsem.connectors.http.sink import HttpSink
+from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.connectors.sql import database
 from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
 from airflow_provider_streamsem.pipeline.maintenance import vacuum
 from airflow_provider_streamsem.pipeline.run import run
 from airflow_provider_streamsem.pipeline.versions import publish
 from airflow_provider_streamsem.protocol import procedures
-from airflow_provider_streamsem.protocol.entries import Marker, Outcome, Receipt, Receipts
+from airflow_provider_streamsem.protocol.entries import Claim, Marker, Outcome, Receipt, Receipts
 from airflow_provider_streamsem.protocol.view import ClosedHead
 from tests.simulation.mutations import Mutation
 
@@ -141,25 +142,23 @@ def claim_is_not_checked(patch: pytest.MonkeyPatch) -> None:
 
 
 def claim_nonce_is_the_run_key(patch: pytest.MonkeyPatch) -> None:
-    def claim(self: publish.LoggedEffects, chunk: int, round: int) -> bool:
-        plan = self._log.plan(self._version)
+    def claim(self: EffectLedger, chunk: int, round: int) -> bool:
+        batch = self._batch
+        plan = self._log.plan(batch.version)
         assert plan is not None
-        nonce = plan.run_key
-        entry = publish.Claim(version=self._version, sink=self._sink, chunk=chunk, round=round, nonce=nonce)
+        entry = Claim(version=batch.version, sink=batch.sink, chunk=chunk, round=round, nonce=plan.run_key)
         return self._log.claim(entry)
 
-    patch.setattr(publish.LoggedEffects, "claim", claim)
+    patch.setattr(EffectLedger, "claim", claim)
 
 
 def unknown_effects_are_recorded_as_done(patch: pytest.MonkeyPatch) -> None:
-    real = publish.LoggedEffects.record
+    real = EffectLedger.record
 
-    def record(
-        self: publish.LoggedEffects, chunk: int, round: int, *, done: int, unknown: int = 0, **kwargs: int
-    ) -> Any:
+    def record(self: EffectLedger, chunk: int, round: int, *, done: int, unknown: int = 0, **kwargs: int) -> Any:
         return real(self, chunk, round, done=done + unknown, **kwargs)
 
-    patch.setattr(publish.LoggedEffects, "record", record)
+    patch.setattr(EffectLedger, "record", record)
 
 
 def effects_are_recorded_before_the_calls(patch: pytest.MonkeyPatch) -> None:
@@ -201,17 +200,17 @@ def at_most_once_call_is_repeated(patch: pytest.MonkeyPatch) -> None:
 
 
 def later_rounds_use_the_first_claim(patch: pytest.MonkeyPatch) -> None:
-    real = publish.LoggedEffects.claim
-    patch.setattr(publish.LoggedEffects, "claim", lambda self, chunk, round: round > 0 or real(self, chunk, round))
+    real = EffectLedger.claim
+    patch.setattr(EffectLedger, "claim", lambda self, chunk, round: round > 0 or real(self, chunk, round))
 
 
 def deferred_calls_are_recorded_as_done(patch: pytest.MonkeyPatch) -> None:
-    real = publish.LoggedEffects.record
+    real = EffectLedger.record
 
-    def record(self: publish.LoggedEffects, chunk: int, round: int, *, done: int, left: int = 0, **kwargs: int) -> Any:
+    def record(self: EffectLedger, chunk: int, round: int, *, done: int, left: int = 0, **kwargs: int) -> Any:
         return real(self, chunk, round, done=done + left, **kwargs)
 
-    patch.setattr(publish.LoggedEffects, "record", record)
+    patch.setattr(EffectLedger, "record", record)
 
 
 def own_run_never_closes_claims(patch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ from unittest.mock import patch
 import sqlalchemy as sa
 
 from airflow_provider_streamsem import FilesSink, Pipeline
-from airflow_provider_streamsem.connectors.contract import SinkCommit, SinkMarker
+from airflow_provider_streamsem.connectors.sink import SinkCommit, SinkMarker
 from airflow_provider_streamsem.connectors.sql import database
 from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
 from airflow_provider_streamsem.errors import MarkerLostError, PublishError, StreamsemError

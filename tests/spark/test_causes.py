@@ -16,6 +16,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from airflow_provider_streamsem import open_log
+from airflow_provider_streamsem.connectors.rate.source import RateSource
+from airflow_provider_streamsem.connectors.source import Source
 from airflow_provider_streamsem.engine import Job
 from airflow_provider_streamsem.errors import DataError, InvalidError, StageError, StoreRefusedError
 from airflow_provider_streamsem.spark import java
@@ -130,9 +132,9 @@ def test_location_that_spark_cannot_write_to_is_reported_and_not_retried(locatio
     assert open_log(str(location.root / "log")).head == 0
 
 
-def job_of(source: object, transform: str = "orders:clean") -> Job:
+def job_of(source: Source | None = None, transform: str = "orders:clean") -> Job:
     plan = SimpleNamespace(version=3, ranges={})
-    return cast(Job, SimpleNamespace(plan=plan, source=source, pins=[], transform_name=transform))
+    return cast(Job, SimpleNamespace(plan=plan, source=source or RateSource(), pins=[], transform_name=transform))
 
 
 def of_jvm(kind: str, *causes: str, condition: str | None = None) -> Exception:
@@ -164,7 +166,7 @@ def test_full_disk_of_a_sink_is_reported_with_its_location_and_not_retried(
     causes: tuple[str, ...], refusal: str
 ) -> None:
     with pytest.raises(StoreRefusedError) as raised:
-        raise translated(of_jvm("Py4JJavaError", *causes, condition="TASK_WRITE_FAILED"), job_of(None))
+        raise translated(of_jvm("Py4JJavaError", *causes, condition="TASK_WRITE_FAILED"), job_of())
     assert raised.value.fields["refusal"] == refusal
     assert raised.value.fields["location"] == "/data/out/data/0/a"
     assert "secret" not in str(raised.value), "the directory of a partition is a value of a record"
@@ -189,7 +191,7 @@ S3_FILE = "s3a://lake/out/data/0/a/city=New secret/part-0.parquet"
 )  # fmt: skip
 def test_refusal_of_a_store_names_its_cause_and_no_values_of_records(text: str, cause: str, fact: str) -> None:
     with pytest.raises(StoreRefusedError, match=cause) as raised:
-        raise translated(of_jvm("Py4JJavaError", "org.apache.spark.SparkException: Job aborted", text), job_of(None))
+        raise translated(of_jvm("Py4JJavaError", "org.apache.spark.SparkException: Job aborted", text), job_of())
     assert fact in str(raised.value)
     assert "secret" not in str(raised.value.fields)
 
@@ -205,7 +207,7 @@ def test_refusal_of_a_store_names_its_cause_and_no_values_of_records(text: str, 
 )  # fmt: skip
 def test_store_that_does_not_respond_to_spark_is_named_and_retried(text: str, fact: str) -> None:
     with pytest.raises(StageError, match="S3") as raised:
-        raise translated(of_jvm("Py4JJavaError", "org.apache.spark.SparkException: Job aborted", text), job_of(None))
+        raise translated(of_jvm("Py4JJavaError", "org.apache.spark.SparkException: Job aborted", text), job_of())
     assert fact in str(raised.value)
     assert "secret" not in str(raised.value.fields)
 
@@ -214,7 +216,7 @@ def test_causes_that_pyspark_has_copied_from_the_jvm_are_read() -> None:
     error = Exception(WRITE_FAILED)
     error._cause = SimpleNamespace(_desc="java.io.IOException: No space left on device", _cause=None)  # type: ignore[attr-defined]
     with pytest.raises(StoreRefusedError, match="No space left on device"):
-        raise translated(error, job_of(None))
+        raise translated(error, job_of())
 
 
 @pytest.mark.spark
@@ -260,7 +262,7 @@ def test_file_that_the_operating_system_refuses_is_reported_and_not_retried(
 )  # fmt: skip
 def test_installation_that_does_not_fit_is_reported_and_not_retried(causes: tuple[str, ...], fact: str) -> None:
     with pytest.raises(InvalidError) as raised:
-        raise translated(of_jvm("Py4JJavaError", *causes), job_of(None))
+        raise translated(of_jvm("Py4JJavaError", *causes), job_of())
     assert fact in str(raised.value)
 
 
@@ -275,7 +277,7 @@ def test_installation_that_does_not_fit_is_reported_and_not_retried(causes: tupl
 )  # fmt: skip
 def test_lost_process_of_spark_is_named_and_retried(error: Exception, fact: str) -> None:
     with pytest.raises(StageError) as raised:
-        raise translated(error, job_of(None))
+        raise translated(error, job_of())
     assert fact in raised.value.summary
 
 
@@ -284,7 +286,7 @@ def test_exception_whose_message_needs_a_jvm_that_has_ended_is_still_translated(
         def __str__(self) -> str:
             raise ConnectionRefusedError(111, "Connection refused")
 
-    assert isinstance(translated(FromJava(), job_of(None)), StageError)
+    assert isinstance(translated(FromJava(), job_of()), StageError)
 
 
 def of_server(status: str, text: str = "") -> Exception:
@@ -329,7 +331,7 @@ def test_connect_server_that_does_not_respond_is_named_and_retried(status: str) 
 )  # fmt: skip
 def test_connect_server_that_ends_in_a_batch_is_named_and_retried(error: Exception, fact: str) -> None:
     with pytest.raises(StageError, match=fact):
-        raise translated(error, job_of(None))
+        raise translated(error, job_of())
 
 
 def python_exception(*lines: str) -> Exception:
@@ -364,7 +366,7 @@ USER_FRAME = '  File "/dags/orders.py", line 12, in clean'
 def test_exception_of_a_python_worker_names_its_type_and_the_line_of_the_user(
     lines: tuple[str, ...], expected: type[Exception], facts: dict[str, str]
 ) -> None:
-    error = translated(python_exception(*lines), job_of(None))
+    error = translated(python_exception(*lines), job_of())
     assert type(error) is expected
     assert facts.items() <= error.fields.items()
     assert "secret" not in str(error)
@@ -382,7 +384,7 @@ def test_exception_of_a_python_worker_names_its_type_and_the_line_of_the_user(
 )
 def test_python_of_the_executors_that_does_not_fit_is_not_retried(line: str, facts: dict[str, str]) -> None:
     with pytest.raises(InvalidError, match="PYSPARK_PYTHON") as raised:
-        raise translated(python_exception(SPARK_FRAME, line), job_of(None))
+        raise translated(python_exception(SPARK_FRAME, line), job_of())
     assert facts.items() <= raised.value.fields.items()
 
 

@@ -40,7 +40,6 @@ from airflow_provider_streamsem import (
 from airflow_provider_streamsem.connectors.data_files import groups
 from airflow_provider_streamsem.connectors.data_files.pins import FilePin
 from airflow_provider_streamsem.connectors.delta.compact import compact as compact_delta
-from airflow_provider_streamsem.connectors.order import Sequenced
 from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
 from airflow_provider_streamsem.errors import DataError, InvalidError
 from airflow_provider_streamsem.pipeline.maintenance.compact import compact
@@ -517,10 +516,10 @@ def test_order_matters_for_the_sinks_that_merge_or_send_rows() -> None:
         JdbcSink(conn_id="db", table="t", staging="/staged", mode="upsert", keys=["k"], sequence_by=["v"]),
         DeltaSink("/t", mode="upsert", keys=["k"], sequence_by=["v"]),
     ]
-    assert all(isinstance(sink, Sequenced) and sink.is_sequenced for sink in sequenced)
+    assert all(sink.is_sequenced for sink in sequenced)
     appending = [DeltaSink("/t"), JdbcSink(conn_id="db", table="t", staging="/staged")]
     assert not any(sink.is_sequenced for sink in appending)
-    assert not isinstance(FilesSink("/t"), Sequenced)
+    assert not FilesSink("/t").is_sequenced
 
 
 @pytest.mark.parametrize(

@@ -27,6 +27,7 @@ from airflow_provider_streamsem import (
     ReplaySource,
     verify,
 )
+from airflow_provider_streamsem.connectors.sink import Sink
 from airflow_provider_streamsem.errors import DataError, InvalidError
 from airflow_provider_streamsem.testing.harness import PipelineHarness
 from airflow_provider_streamsem.testing.messages import KafkaMessage
@@ -149,12 +150,14 @@ class TestWithoutSpark:
     def test_sink_that_cannot_be_relocated_is_refused(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         from airflow_provider_streamsem import registry
 
-        @dataclass
-        class OtherSink:
+        @dataclass(frozen=True)
+        class OtherSink(Sink):
             delivery, reasons, location, format = "exactly_once", (), "/o", "json"
 
             def immutable_config(self) -> dict[str, str]:
                 return {}
+
+        OtherSink.__abstractmethods__ = frozenset()  # the harness calls none of them
 
         monkeypatch.setattr(registry, "name_of", lambda kind, value: "other")
         with pytest.raises(InvalidError, match=r"lake.*OtherSink"):

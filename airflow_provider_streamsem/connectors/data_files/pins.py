@@ -32,11 +32,6 @@ class FilePin:
     partition_types: Mapping[str, str] = field(default_factory=dict, metadata=SPARSE)
     ordinal: int = field(default=-1, metadata=SPARSE)
 
-    @property
-    def file(self) -> str:
-        """The path, under the name that errors of the engine use."""
-        return self.path
-
 
 def read_pins(pins: Json, *, location: str, is_read: Callable[[str], bool]) -> tuple[FilePin, ...]:
     """

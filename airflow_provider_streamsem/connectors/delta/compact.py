@@ -20,7 +20,6 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK, doubling, tries
-from airflow_provider_streamsem.connectors.compaction import TableRewrite
 from airflow_provider_streamsem.connectors.delta.history import History
 from airflow_provider_streamsem.connectors.delta.mergeable import NULL_TEXTS, PARTITION_TYPES, misspelt
 from airflow_provider_streamsem.connectors.delta.requirements import unwritable
@@ -32,6 +31,7 @@ from airflow_provider_streamsem.connectors.delta.rewrite import (
     actions,
 )
 from airflow_provider_streamsem.connectors.delta.table import is_transient, open_newest
+from airflow_provider_streamsem.connectors.sink import TableRewrite
 from airflow_provider_streamsem.connectors.staged_parquet.old_times import REWRITE_BY_SPARK, is_near, misread_columns
 from airflow_provider_streamsem.errors import DataError, InvalidError, StreamsemError, UnavailableError
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import Any
 
-from airflow_provider_streamsem.connectors.contract import SourceEnd, SourceSlice
-from airflow_provider_streamsem.connectors.defaults import PlannerDefaults
 from airflow_provider_streamsem.connectors.delta import files
 from airflow_provider_streamsem.connectors.delta.columns import Columns, columns_of
 from airflow_provider_streamsem.connectors.delta.history import Entry, History
 from airflow_provider_streamsem.connectors.delta.pins import FilePin, TablePin
 from airflow_provider_streamsem.connectors.delta.table import CachedTable, open_at_version, open_existing
+from airflow_provider_streamsem.connectors.source import Planner, SourceEnd, SourceSlice
 from airflow_provider_streamsem.connectors.table_files.batches import Budget, adjacent, rows_of
 from airflow_provider_streamsem.connectors.table_files.stored import missing
 from airflow_provider_streamsem.errors import OR_RECORD_GAP, SourceChangedError
@@ -43,7 +42,7 @@ class _Selected:
         self.pins = {version: pins for version, pins in self.pins.items() if version < end}
 
 
-class DeltaPlanner(PlannerDefaults):
+class DeltaPlanner(Planner):
     """
     A Delta source that is bound to a commit log.
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -20,7 +20,6 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
-from airflow_provider_streamsem.connectors.contract import BadRecord, ParsedRecords
 from airflow_provider_streamsem.connectors.data_files import groups, ordered
 from airflow_provider_streamsem.connectors.data_files.read import plain_root
 from airflow_provider_streamsem.connectors.delta.columns import (
@@ -31,6 +30,7 @@ from airflow_provider_streamsem.connectors.delta.columns import (
     with_zone,
 )
 from airflow_provider_streamsem.connectors.delta.pins import FilePin, TablePin
+from airflow_provider_streamsem.connectors.source import Loaded, ParsedRecords
 from airflow_provider_streamsem.connectors.table_files import rows
 from airflow_provider_streamsem.connectors.table_files.batches import adjacent
 from airflow_provider_streamsem.errors import DataError
@@ -45,9 +45,9 @@ _HASHED = (StringType, NumericType, BooleanType, DateType, TimestampType, Timest
 _NO_PACKAGE = ("DATA_SOURCE_NOT_FOUND", "DELTA_CONFIGURE_SPARK_SESSION_WITH_EXTENSION_AND_CATALOG")
 
 
-class DeltaRecords:
+class DeltaRecords(Loaded):
     """
-    The rows of the planned files. Implements :class:`airflow_provider_streamsem.connectors.contract.Loaded`.
+    The rows of the planned files.
 
     :param location: location of the table
     :param table: the columns with which the files are read
@@ -56,9 +56,6 @@ class DeltaRecords:
     :param in_order: whether to distribute the rows by the table's version. In a version, rows with former values precede rows with new values
     :raises DataError: the versions need Spark's Delta package, and Spark does not have it. Nothing became visible
     """
-
-    bad: Column | None = None
-    drop: tuple[str, ...] = ()
 
     def __init__(
         self,
@@ -87,10 +84,6 @@ class DeltaRecords:
                 self.frame, self.groups = rows.in_groups(self.frame, location, files, [file.version for file in files])
         if in_order and reads_changes and files:
             self.frame, self.groups = self._changes_in_groups()
-
-    def bad_records(self) -> Iterator[BadRecord]:
-        """Yield nothing: every row of a Parquet file is a record."""
-        return iter(())
 
     def check_read(self, read: int) -> None:
         """Compare with the number that the table's log, or the footers of the files, state."""

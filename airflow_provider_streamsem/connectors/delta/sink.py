@@ -19,8 +19,6 @@ from typing import Any, ClassVar
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connectors.columns.types import VOID, bare, widened
-from airflow_provider_streamsem.connectors.compaction import TableRewrite
-from airflow_provider_streamsem.connectors.contract import SinkCommit, SinkMarker
 from airflow_provider_streamsem.connectors.data_files.bounds import delta_stats
 from airflow_provider_streamsem.connectors.delta import mergeable, statistics
 from airflow_provider_streamsem.connectors.delta.requirements import Requirements, is_append_only, unwritable
@@ -32,6 +30,7 @@ from airflow_provider_streamsem.connectors.delta.table import (
     is_transient,
     open_newest,
 )
+from airflow_provider_streamsem.connectors.sink import SinkCommit, SinkMarker, TableRewrite
 from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
 from airflow_provider_streamsem.connectors.staged_parquet.table_sink import RESTORE_TABLE, TableSink, attempts_named
 from airflow_provider_streamsem.connectors.staged_parquet.transactions import Failure

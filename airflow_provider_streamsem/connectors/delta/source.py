@@ -16,14 +16,13 @@ from typing import TYPE_CHECKING, ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.contract import Loaded
-from airflow_provider_streamsem.connectors.defaults import SourceDefaults
 from airflow_provider_streamsem.connectors.delta import files
 from airflow_provider_streamsem.connectors.delta.columns import Columns, columns_of
 from airflow_provider_streamsem.connectors.delta.history import History
 from airflow_provider_streamsem.connectors.delta.pins import Pin, read_pins, split
 from airflow_provider_streamsem.connectors.delta.planner import SNAPSHOT, VERSIONS, DeltaPlanner
 from airflow_provider_streamsem.connectors.delta.table import CachedTable, checked_path, open_at_version, open_existing
+from airflow_provider_streamsem.connectors.source import Loaded, Source
 from airflow_provider_streamsem.connectors.table_files.stored import missing
 from airflow_provider_streamsem.errors import DataError, InvalidError, RecordsMissingError, SourceChangedError
 from airflow_provider_streamsem.protocol.entries import Json
@@ -37,7 +36,7 @@ CHANGES = ("refuse", "skip", "read")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaSource(SourceDefaults):
+class DeltaSource(Source):
     """
     Reads the new rows of a Delta table, or its change data feed.
 

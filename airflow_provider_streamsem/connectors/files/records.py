@@ -13,7 +13,6 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, DecimalType, StringType, StructField, StructType
 
 from airflow_provider_streamsem import telemetry
-from airflow_provider_streamsem.connectors.contract import BadRecord, ParsedRecords
 from airflow_provider_streamsem.connectors.data_files import columnar, ordered
 from airflow_provider_streamsem.connectors.data_files.columnar import Footer
 from airflow_provider_streamsem.connectors.data_files.direct_commit import PLAIN_FILES
@@ -35,6 +34,7 @@ from airflow_provider_streamsem.connectors.parsing.bad_rows import text_of
 from airflow_provider_streamsem.connectors.parsing.exact.blocks import MANY, Checksums
 from airflow_provider_streamsem.connectors.parsing.message_records import refuse_reserved
 from airflow_provider_streamsem.connectors.parsing.parsed import REASON, Csv, Records
+from airflow_provider_streamsem.connectors.source import BadRecord, Loaded, ParsedRecords
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.identifiers import quoted
 from airflow_provider_streamsem.stores.contract import spark_path
@@ -103,9 +103,9 @@ class _Source(Protocol):
     def positions(self) -> bool: ...
 
 
-class FileRecords:
+class FileRecords(Loaded):
     """
-    The records of the pinned files. Implements :class:`airflow_provider_streamsem.connectors.contract.Loaded`.
+    The records of the pinned files.
 
     JSON and CSV files are read as lines of text and parsed by this package, because Spark's own readers change values and drop text after a record.
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.connectors.data_files import footers
+from airflow_provider_streamsem.connectors.sink import Sink
 from airflow_provider_streamsem.errors import (
     ConflictError,
     DataError,
@@ -43,7 +44,7 @@ CODECS = {
 
 
 @dataclass(frozen=True, slots=True)
-class FilesSink:
+class FilesSink(Sink):
     """
     Writes rows as files below ``path``. The log names the visible files. The ownership marker ``path/_streamsem.json`` names the pipeline and the log that own
     the dataset.
@@ -60,8 +61,6 @@ class FilesSink:
     :raises InvalidError: an argument is not valid
     """
 
-    extra: ClassVar[str] = ""
-    is_outside_log: ClassVar[bool] = False
     delivery: ClassVar[str] = "exactly_once"
     reasons: ClassVar[tuple[str, ...]] = (
         "every attempt writes to its own directory, and one create-if-absent object determines which attempt's files are visible",

@@ -20,9 +20,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.contract import Loaded, SourceEnd, SourceSlice
 from airflow_provider_streamsem.connectors.data_files.pins import FilePin, read_pins
-from airflow_provider_streamsem.connectors.defaults import SourceDefaults
 from airflow_provider_streamsem.connectors.files import (
     notifications,
     partitions,
@@ -32,6 +30,7 @@ from airflow_provider_streamsem.connectors.files import (
 )
 from airflow_provider_streamsem.connectors.files.ledger import Ledger
 from airflow_provider_streamsem.connectors.files.reader_options import ENCODING, ENCODINGS, OPTIONS
+from airflow_provider_streamsem.connectors.source import Loaded, Planner, Source, SourceEnd, SourceSlice
 from airflow_provider_streamsem.errors import (
     OR_RECORD_GAP,
     DataError,
@@ -77,7 +76,7 @@ _ONE_BY_ONE = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FilesSource(SourceDefaults):
+class FilesSource(Source):
     """
     Reads the files below a path. Each file is read once, as a whole.
 
@@ -444,7 +443,7 @@ def _listed_end(end: int, listed: Sequence[FoundFile]) -> ListedEnd:
     return ListedEnd({PARTITION: end}, {file.path: (file.bytes, file.identity) for file in listed})
 
 
-class FilesPlanner:
+class FilesPlanner(Planner):
     """A :class:`FilesSource` that is bound to a log, for one process. It caches the discoveries that it has read."""
 
     def __init__(self, source: FilesSource, log: CommitLog, hint: Json) -> None:

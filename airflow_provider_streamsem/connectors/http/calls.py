@@ -9,10 +9,11 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, Protocol
 
-from airflow_provider_streamsem.connectors.contract import EffectLedger, SinkCommit
+from airflow_provider_streamsem.connectors.http.effects import EffectLedger
 from airflow_provider_streamsem.connectors.http.endpoint import Address, CallResult, Endpoint
 from airflow_provider_streamsem.connectors.http.rate import Pace
 from airflow_provider_streamsem.connectors.json_rows.rows import json_rows
+from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.connectors.staged_parquet.sink import record_batches
 from airflow_provider_streamsem.errors import LogDamagedError, PublishError, StreamsemError, UnavailableError
 from airflow_provider_streamsem.protocol.entries import Effects, Json, Receipt
@@ -79,12 +80,12 @@ class Publisher:
     records the progress of the round. So if it dies during a long wait, no call is repeated and no claim is open.
     """
 
-    def __init__(self, sink: _Sink, batch: SinkCommit, effects: EffectLedger) -> None:
-        self._sink, self._batch, self._effects = sink, batch, effects
+    def __init__(self, sink: _Sink, batch: SinkCommit) -> None:
+        self._sink, self._batch, self._effects = sink, batch, EffectLedger(batch)
         self._claims = sink.delivery == "at_most_once"
         self._rows = batch.committable.rows
-        self._clock = effects.clock
-        self._pace = Pace(effects.clock, sink.max_per_s)
+        self._clock = self._effects.clock
+        self._pace = Pace(self._clock, sink.max_per_s)
         self._total: Counter[str] = Counter()
         self._fault: StreamsemError | None = None
         self._released: tuple[int, int] | None = None
@@ -266,7 +267,7 @@ class Publisher:
         """A round without a recorded result is recorded as unknown, unless this publisher must not close the claim (P5)."""
         effects = self._effects.known(at.chunk, at.number)
         # This publisher has ended its previous round early, and another publisher has claimed this round since. So that publisher runs now (P5).
-        may_close = self._effects.may_close and self._released != (at.chunk, at.number)
+        may_close = self._batch.may_close_claims and self._released != (at.chunk, at.number)
         if effects is None and not may_close:
             raise UnavailableError(
                 "another publisher has claimed a chunk of the batch and has not recorded its result, so this publisher makes no call",

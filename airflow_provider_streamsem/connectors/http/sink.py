@@ -17,12 +17,11 @@ from urllib.parse import urlsplit
 
 from airflow_provider_streamsem import arguments, telemetry
 from airflow_provider_streamsem.connections import clear_text_warning, connection
-from airflow_provider_streamsem.connectors.contract import EffectLedger, SinkCommit, SinkMarker
 from airflow_provider_streamsem.connectors.http.calls import Publisher
 from airflow_provider_streamsem.connectors.http.endpoint import NOT_PERFORMED_TEXT, Address, address
 from airflow_provider_streamsem.connectors.http.operations import OPERATIONS
 from airflow_provider_streamsem.connectors.json_rows.rows import check_types
-from airflow_provider_streamsem.connectors.order import SENT_IN_ORDER
+from airflow_provider_streamsem.connectors.sink import SENT_IN_ORDER, SinkCommit, SinkMarker
 from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
 from airflow_provider_streamsem.connectors.staged_parquet.sink import StagedSink
 from airflow_provider_streamsem.errors import DataError, InvalidError
@@ -93,9 +92,7 @@ class HttpSink(StagedSink):
     """
 
     is_sequenced: ClassVar[bool] = True
-    last_of: ClassVar[tuple[str, ...]] = ()
     can_remove_rows: ClassVar[bool] = False
-    keeps_staged: ClassVar[bool] = False
     staging: str
     url: str | None = None
     conn_id: str | None = None
@@ -226,13 +223,13 @@ class HttpSink(StagedSink):
         host = urlsplit(address.url).hostname or ""
         return clear_text_warning("sink http", self.conn_id or "", host, 'set "https" as the schema of the connection')
 
-    def publish(self, batch: SinkCommit, effects: EffectLedger) -> Receipt | None:
+    def publish(self, batch: SinkCommit) -> Receipt | None:
         """Make the calls whose result no publisher has recorded, chunk by chunk. See :meth:`Publisher.publish`."""
-        return Publisher(self, batch, effects).publish()
+        return Publisher(self, batch).publish()
 
-    def skip(self, batch: SinkCommit, effects: EffectLedger) -> Receipt | None:
+    def skip(self, batch: SinkCommit) -> Receipt | None:
         """With ``at_least_once``, records become *unknown*: a publisher may have called the endpoint and died before it recorded the result."""
-        return Publisher(self, batch, effects).skip()
+        return Publisher(self, batch).skip()
 
     def marker(self, pipeline_uuid: str, sink: str) -> SinkMarker | None:
         """Return ``None``. An endpoint stores no marker. The log records the progress."""

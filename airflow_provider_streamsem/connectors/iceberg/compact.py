@@ -23,11 +23,11 @@ from pyiceberg.table import FileScanTask, Table
 from pyiceberg.typedef import Record
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK, doubling, tries
-from airflow_provider_streamsem.connectors.compaction import TableRewrite
 from airflow_provider_streamsem.connectors.data_files.rewrite import changed
 from airflow_provider_streamsem.connectors.iceberg.catalog import is_transient
 from airflow_provider_streamsem.connectors.iceberg.commit import OneCommit, RefusedError
 from airflow_provider_streamsem.connectors.iceberg.rewrite import RewrittenTable
+from airflow_provider_streamsem.connectors.sink import TableRewrite
 from airflow_provider_streamsem.connectors.staged_parquet.keyed_rows import is_in_python
 from airflow_provider_streamsem.connectors.staged_parquet.old_times import misread_columns
 from airflow_provider_streamsem.errors import DataError, StreamsemError, UnavailableError

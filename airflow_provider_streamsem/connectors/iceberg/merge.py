@@ -19,11 +19,11 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.typedef import Record
 
-from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.data_files.contents import row_texts
 from airflow_provider_streamsem.connectors.data_files.rewrite import Read, changed
 from airflow_provider_streamsem.connectors.iceberg.commit import OneCommit
 from airflow_provider_streamsem.connectors.iceberg.rewrite import RewrittenTable
+from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.connectors.staged_parquet.keyed_rows import last_of_each
 from airflow_provider_streamsem.connectors.staged_parquet.old_times import misread_columns, refuse_misread
 from airflow_provider_streamsem.errors import PublishError

@@ -9,10 +9,10 @@ from dataclasses import dataclass, field
 from itertools import takewhile
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_streamsem.connectors.contract import SourceEnd, SourceSlice
 from airflow_provider_streamsem.connectors.iceberg import history
 from airflow_provider_streamsem.connectors.iceberg.history import BranchHistory
 from airflow_provider_streamsem.connectors.iceberg.pins import FilePin, TablePin
+from airflow_provider_streamsem.connectors.source import Planner, SourceEnd, SourceSlice
 from airflow_provider_streamsem.connectors.table_files.batches import Budget, adjacent, rows_of
 from airflow_provider_streamsem.connectors.table_files.stored import missing
 from airflow_provider_streamsem.errors import OR_RECORD_GAP, SourceChangedError
@@ -40,7 +40,7 @@ class _Selected:
     lost: list[int] = field(default_factory=list)
 
 
-class IcebergPlanner:
+class IcebergPlanner(Planner):
     """
     An Iceberg source that is bound to a commit log.
 

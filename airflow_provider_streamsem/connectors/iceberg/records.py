@@ -7,22 +7,22 @@ the table's name mapping does so (Iceberg specification, *Column Projection*). S
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from functools import reduce
 from typing import Any
 
 from pyiceberg.schema import Schema
 from pyiceberg.table.name_mapping import MappedField, parse_mapping_from_json
 from pyiceberg.types import IcebergType, ListType, MapType, NestedField, StructType
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructField
 from pyspark.sql.types import StructType as SparkStruct
 
-from airflow_provider_streamsem.connectors.contract import BadRecord, ParsedRecords
 from airflow_provider_streamsem.connectors.data_files import ordered
 from airflow_provider_streamsem.connectors.iceberg.columns import spark_type
 from airflow_provider_streamsem.connectors.iceberg.pins import FilePin, TablePin
+from airflow_provider_streamsem.connectors.source import Loaded, ParsedRecords
 from airflow_provider_streamsem.connectors.table_files import rows
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.identifiers import quoted
@@ -30,18 +30,15 @@ from airflow_provider_streamsem.identifiers import quoted
 _FIELD_ID = b"PARQUET:field_id"
 
 
-class IcebergRecords:
+class IcebergRecords(Loaded):
     """
-    The rows of the planned files. Implements :class:`airflow_provider_streamsem.connectors.contract.Loaded`.
+    The rows of the planned files.
 
     :param location: location of the table's files
     :param table: the columns with which the files are read
     :param in_order: whether to distribute the rows by snapshot
     :raises DataError: a file lacks field ids or partition columns, or its footer contradicts the table's metadata. Nothing became visible
     """
-
-    bad: Column | None = None
-    drop: tuple[str, ...] = ()
 
     def __init__(
         self, spark: SparkSession, location: str, table: TablePin, files: Sequence[FilePin], *, in_order: bool
@@ -66,10 +63,6 @@ class IcebergRecords:
         self.frame = reduce(DataFrame.unionByName, frames) if frames else without_rows(spark, self._schema).frame
         if self._positions:
             self.frame, self.groups = rows.in_groups(self.frame, location, files, [file.sequence for file in files])
-
-    def bad_records(self) -> Iterator[BadRecord]:
-        """Yield nothing: every row of a Parquet file is a record."""
-        return iter(())
 
     def check_read(self, read: int) -> None:
         """Compare with the number in the metadata of the table, which the footers confirmed."""

@@ -20,12 +20,11 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connectors.columns import types as column_types
-from airflow_provider_streamsem.connectors.compaction import TableRewrite
-from airflow_provider_streamsem.connectors.contract import SinkCommit, SinkMarker
 from airflow_provider_streamsem.connectors.iceberg import catalog as iceberg_catalog
 from airflow_provider_streamsem.connectors.iceberg import columns as iceberg_columns
 from airflow_provider_streamsem.connectors.iceberg import files as iceberg_files
 from airflow_provider_streamsem.connectors.iceberg.catalog import is_transient
+from airflow_provider_streamsem.connectors.sink import SinkCommit, SinkMarker, TableRewrite
 from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
 from airflow_provider_streamsem.connectors.staged_parquet.table_sink import RESTORE_TABLE, TableSink, attempts_named
 from airflow_provider_streamsem.connectors.staged_parquet.transactions import Failure

@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING, ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.contract import Loaded
-from airflow_provider_streamsem.connectors.defaults import SourceDefaults
 from airflow_provider_streamsem.connectors.iceberg import catalog as iceberg_catalog
 from airflow_provider_streamsem.connectors.iceberg import history
 from airflow_provider_streamsem.connectors.iceberg.history import MAIN, BranchHistory
 from airflow_provider_streamsem.connectors.iceberg.pins import Pin, read_pins, split
 from airflow_provider_streamsem.connectors.iceberg.planner import INITIAL, SNAPSHOTS, IcebergPlanner
+from airflow_provider_streamsem.connectors.source import Loaded, Source
 from airflow_provider_streamsem.connectors.table_files.stored import missing
 from airflow_provider_streamsem.errors import InvalidError, RecordsMissingError, SourceChangedError, StreamsemError
 from airflow_provider_streamsem.protocol.entries import Json
@@ -39,7 +38,7 @@ _TAG = "tag:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IcebergSource(SourceDefaults):
+class IcebergSource(Source):
     """
     Reads the rows that are appended to a branch of an Iceberg table, in any catalog that pyiceberg supports.
 

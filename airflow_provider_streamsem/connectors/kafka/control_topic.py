@@ -10,10 +10,10 @@ from itertools import repeat
 from typing import Any
 
 from airflow_provider_streamsem.clock import tries
-from airflow_provider_streamsem.connectors.contract import SinkMarker
 from airflow_provider_streamsem.connectors.kafka.authentication import client_settings
 from airflow_provider_streamsem.connectors.kafka.client import QUIET, TIMEOUT_S, admin_client, call
 from airflow_provider_streamsem.connectors.kafka.starting import TOPIC
+from airflow_provider_streamsem.connectors.sink import SinkMarker
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
 from airflow_provider_streamsem.protocol.codec import read_json
 

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from airflow_provider_streamsem.connectors.contract import Expiry
 from airflow_provider_streamsem.connectors.kafka.cluster import KafkaCluster, Partition
+from airflow_provider_streamsem.connectors.source import Expiry
 from airflow_provider_streamsem.protocol.offsets import Offsets, position
 
 
@@ -19,7 +19,7 @@ def expiry(
     cluster: KafkaCluster, partitions: Iterable[Partition], start: Offsets, *, within_ms: int | None, now_ms: int
 ) -> Expiry:
     """
-    Count the lost, at-risk and spare offsets of the partitions. Implements :class:`airflow_provider_streamsem.connectors.contract.Expiring`.
+    Count the lost, at-risk and spare offsets of the partitions.
 
     :param start: the next offset to read of each partition
     :param within_ms: offsets that retention may delete within this many milliseconds are at risk; ``None``: no offset is at risk

@@ -14,11 +14,11 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.utils import is_remote
 
-from airflow_provider_streamsem.connectors.contract import BadRecord
 from airflow_provider_streamsem.connectors.parsing.bad_rows import bad_rows, text_of
 from airflow_provider_streamsem.connectors.parsing.decoded import Decoded, decode
 from airflow_provider_streamsem.connectors.parsing.decoders import Decoder
 from airflow_provider_streamsem.connectors.parsing.message_records import refuse_reserved
+from airflow_provider_streamsem.connectors.source import BadRecord, Loaded
 from airflow_provider_streamsem.identifiers import quoted
 
 if TYPE_CHECKING:
@@ -37,9 +37,9 @@ _V1_SOURCES = "spark.sql.sources.useV1SourceList"
 _FETCH_BYTES = 16 << 20
 
 
-class KafkaRecords:
+class KafkaRecords(Loaded):
     """
-    The decoded records of planned ranges. Implements :class:`airflow_provider_streamsem.connectors.contract.Loaded`.
+    The decoded records of planned ranges.
 
     :param read: the records with Kafka's columns: topic, partition, offset, timestamp, headers, key, value
     :param key: decoder of the key; ``None``: the key stays binary

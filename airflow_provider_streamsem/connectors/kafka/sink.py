@@ -23,13 +23,12 @@ from typing import Any, ClassVar, TypeGuard
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
-from airflow_provider_streamsem.connectors.contract import SinkCommit, SinkMarker
 from airflow_provider_streamsem.connectors.kafka import authentication
 from airflow_provider_streamsem.connectors.kafka.client import QUIET, REFUSALS, error_name, settings_of
 from airflow_provider_streamsem.connectors.kafka.control_topic import ControlTopic
 from airflow_provider_streamsem.connectors.kafka.rows import COLUMNS, OVERHEAD_BYTES, Measured, check_columns, records
 from airflow_provider_streamsem.connectors.kafka.starting import TOPIC
-from airflow_provider_streamsem.connectors.order import SENT_IN_ORDER
+from airflow_provider_streamsem.connectors.sink import SENT_IN_ORDER, SinkCommit, SinkMarker
 from airflow_provider_streamsem.connectors.staged_parquet.sink import StagedSink, record_batches
 from airflow_provider_streamsem.connectors.staged_parquet.transactions import Failure, TransactionalSink
 from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError, StreamsemError, UnavailableError
@@ -99,10 +98,7 @@ class KafkaSink(TransactionalSink[_Handle]):
         f"{SENT_IN_ORDER.format(unless=', unless the transform sorts them last')}. A compacted topic keeps the row that is sent last",
     )
     is_sequenced: ClassVar[bool] = True
-    last_of: ClassVar[tuple[str, ...]] = ()
-    sequence_by: ClassVar[tuple[str, ...]] = ()
     can_remove_rows: ClassVar[bool] = False
-    keeps_staged: ClassVar[bool] = False
     staging: str
     topic: str | None = None
     conn_id: str | None = None

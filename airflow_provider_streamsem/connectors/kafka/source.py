@@ -17,8 +17,6 @@ from typing import TYPE_CHECKING, ClassVar
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK, tries
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.contract import Expiry, SourceEnd, SourceSlice
-from airflow_provider_streamsem.connectors.defaults import PlannerDefaults, SourceDefaults
 from airflow_provider_streamsem.connectors.kafka import authentication
 from airflow_provider_streamsem.connectors.kafka.client import settings_of
 from airflow_provider_streamsem.connectors.kafka.cluster import (
@@ -35,6 +33,7 @@ from airflow_provider_streamsem.connectors.kafka.pins import RangePin, read_pins
 from airflow_provider_streamsem.connectors.kafka.starting import TOPIC, starting
 from airflow_provider_streamsem.connectors.parsing import decoders as decoding
 from airflow_provider_streamsem.connectors.parsing.decoders import Decoder
+from airflow_provider_streamsem.connectors.source import Expiry, Planner, Source, SourceEnd, SourceSlice
 from airflow_provider_streamsem.errors import (
     OR_RECORD_GAP,
     DataError,
@@ -68,7 +67,7 @@ _DO_TRUNCATED = (
 
 
 @dataclass(frozen=True, slots=True)
-class KafkaSource(SourceDefaults):
+class KafkaSource(Source):
     """
     Reads the records of Kafka topics.
 
@@ -97,6 +96,7 @@ class KafkaSource(SourceDefaults):
     unit: ClassVar[str] = "offsets"
     limits: ClassVar[tuple[str, ...]] = ("max_rows", "min_rows")
     compacts: ClassVar[bool] = True
+    has_retention: ClassVar[bool] = True
     reasons: ClassVar[tuple[str, ...]] = (
         "the plan records offset ranges and topic ids, and every attempt reads exactly these ranges",
         "missing offsets and recreated topics fail the run, or are recorded as gaps; a truncated partition fails it",
@@ -337,7 +337,7 @@ def _check_pattern(where: str, pattern: object) -> None:
         raise InvalidError(f"{where} is not a regular expression", given=pattern) from error
 
 
-class KafkaPlanner(PlannerDefaults):
+class KafkaPlanner(Planner):
     """
     A Kafka source that is bound to a commit log.
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 from functools import cached_property, partial
 
 from airflow_provider_streamsem.clock import Clock
-from airflow_provider_streamsem.connectors.contract import SourceEnd, SourceSlice
 from airflow_provider_streamsem.connectors.kinesis.pins import ShardPin, is_time, parse_partition, refuse_other_streams
 from airflow_provider_streamsem.connectors.kinesis.stream import End, KinesisStream, Listing, Record, Shard
+from airflow_provider_streamsem.connectors.source import Planner, SourceEnd, SourceSlice
 from airflow_provider_streamsem.errors import OR_RECORD_GAP, SourceChangedError
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.protocol.entries import Json
@@ -80,7 +80,7 @@ class _Part:
     arrived_ms: int | None = None
 
 
-class KinesisPlanner:
+class KinesisPlanner(Planner):
     """
     A Kinesis source that is bound to a commit log.
 

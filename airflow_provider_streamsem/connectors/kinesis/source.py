@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.contract import ParsedRecords
-from airflow_provider_streamsem.connectors.defaults import SourceDefaults
 from airflow_provider_streamsem.connectors.kinesis.pins import ShardPin, read_pins
 from airflow_provider_streamsem.connectors.kinesis.planner import KinesisPlanner
 from airflow_provider_streamsem.connectors.kinesis.starting import (
@@ -30,6 +28,7 @@ from airflow_provider_streamsem.connectors.kinesis.stream import KinesisStream
 from airflow_provider_streamsem.connectors.parsing import decoders as decoding
 from airflow_provider_streamsem.connectors.parsing import registry
 from airflow_provider_streamsem.connectors.parsing.decoders import Decoder
+from airflow_provider_streamsem.connectors.source import ParsedRecords, Source
 from airflow_provider_streamsem.errors import RecordsMissingError
 from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges
@@ -42,7 +41,7 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class KinesisSource(SourceDefaults):
+class KinesisSource(Source):
     """
     Reads the records of a Kinesis stream.
 
@@ -64,12 +63,9 @@ class KinesisSource(SourceDefaults):
     """
 
     delivery: ClassVar[str] = "exactly_once"
-    conditions: ClassVar[str] = ""
-    extra: ClassVar[str] = ""
     unit: ClassVar[str] = "shards with unread records"
     range_unit: ClassVar[str] = unit
     limits: ClassVar[tuple[str, ...]] = ("max_rows", "min_rows")
-    location: ClassVar[None] = None  # A dataset cannot overlap a stream.
     reasons: ClassVar[tuple[str, ...]] = (
         "the plan records the first and the last sequence number of each shard's range, and every attempt reads exactly these ranges",
         "expired records and recreated streams fail the run, or are recorded as gaps",

@@ -14,8 +14,6 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.contract import Expiry, SourceEnd, SourceSlice
-from airflow_provider_streamsem.connectors.defaults import PlannerDefaults, SourceDefaults
 from airflow_provider_streamsem.connectors.nats import access as accesses
 from airflow_provider_streamsem.connectors.nats.access import Access, access_of
 from airflow_provider_streamsem.connectors.nats.client import NatsClient, Stored, connected
@@ -24,6 +22,7 @@ from airflow_provider_streamsem.connectors.nats.stream import StreamState, first
 from airflow_provider_streamsem.connectors.parsing import decoders as decoding
 from airflow_provider_streamsem.connectors.parsing import registry
 from airflow_provider_streamsem.connectors.parsing.decoders import Decoder
+from airflow_provider_streamsem.connectors.source import Expiry, Planner, Source, SourceEnd, SourceSlice
 from airflow_provider_streamsem.errors import OR_RECORD_GAP, InvalidError, RecordsMissingError, SourceChangedError
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.protocol.entries import Json
@@ -42,7 +41,7 @@ _SUBJECT = r"[^\s.*>]+(\.[^\s.*>]+|\.\*)*(\.>)?|\*(\.[^\s.*>]+|\.\*)*(\.>)?|>"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class NatsSource(SourceDefaults):
+class NatsSource(Source):
     """
     Reads the messages of a NATS JetStream stream. The offsets are the sequences of the stream.
 
@@ -63,12 +62,11 @@ class NatsSource(SourceDefaults):
     """
 
     delivery: ClassVar[str] = "exactly_once"
-    conditions: ClassVar[str] = ""
     extra: ClassVar[str] = "nats"
     unit: ClassVar[str] = "sequences"
     limits: ClassVar[tuple[str, ...]] = ("max_rows", "min_rows")
     compacts: ClassVar[bool] = True
-    location: ClassVar[None] = None  # A dataset cannot overlap a server.
+    has_retention: ClassVar[bool] = True
     reasons: ClassVar[tuple[str, ...]] = (
         "the plan records ranges of stream sequences and the creation time of the stream, and every attempt reads exactly these ranges",
         "missing sequences fail the run, or are recorded as gaps; a recreated stream, and a stream that lost its newest messages, fail it",
@@ -261,7 +259,7 @@ def _mark(hint: Json) -> tuple[str, int, str] | None:
     return None
 
 
-class NatsPlanner(PlannerDefaults):
+class NatsPlanner(Planner):
     """
     A :class:`NatsSource` that is bound to a commit log.
 

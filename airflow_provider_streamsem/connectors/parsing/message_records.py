@@ -8,19 +8,19 @@ from typing import Any
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from airflow_provider_streamsem.connectors.contract import BadRecord
 from airflow_provider_streamsem.connectors.parsing.bad_rows import bad_rows, text_of
 from airflow_provider_streamsem.connectors.parsing.decoded import decode
 from airflow_provider_streamsem.connectors.parsing.decoders import Decoder
+from airflow_provider_streamsem.connectors.source import BadRecord, Loaded
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.identifiers import quoted
 
 _DATA, _BAD, _LOCATION, _REASON = (f"__streamsem_{name}" for name in ("data", "bad", "location", "reason"))
 
 
-class MessageRecords:
+class MessageRecords(Loaded):
     """
-    The decoded messages of planned ranges. Implements :class:`airflow_provider_streamsem.connectors.contract.Loaded`.
+    The decoded messages of planned ranges.
 
     The columns are the fields of the data, and then the columns ``own``, each with the name of the system as its prefix.
 

@@ -17,7 +17,6 @@ from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import Clock
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.commitlog.retrying import RetryPolicy
-from airflow_provider_streamsem.connectors.contract import ParsedRecords, SourceEnd, SourceSlice
 from airflow_provider_streamsem.connectors.pipeline import rewritten
 from airflow_provider_streamsem.connectors.pipeline.pins import UpstreamPin, VersionPin, read_pins
 from airflow_provider_streamsem.connectors.pipeline.rewritten import (
@@ -29,7 +28,14 @@ from airflow_provider_streamsem.connectors.pipeline.rewritten import (
     rewritten_batches,
 )
 from airflow_provider_streamsem.connectors.pipeline.upstream import UpstreamLog, naming_upstream, open_upstream
-from airflow_provider_streamsem.connectors.upstreams import Upstream
+from airflow_provider_streamsem.connectors.source import (
+    ParsedRecords,
+    Planner,
+    Source,
+    SourceEnd,
+    SourceSlice,
+    Upstream,
+)
 from airflow_provider_streamsem.delivery import LABELS, SATISFIES
 from airflow_provider_streamsem.errors import (
     DataError,
@@ -55,7 +61,7 @@ MOST_VERSIONS = 1_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineSource:
+class PipelineSource(Source):
     """
     Reads the rows that another pipeline has committed to a sink of type ``files``. The columns are those that its log records for the sink.
 
@@ -72,10 +78,8 @@ class PipelineSource:
     :raises InvalidError: an argument is not valid
     """
 
-    extra: ClassVar[str] = ""
     unit: ClassVar[str] = "versions"
     limits: ClassVar[tuple[str, ...]] = ("max_files", "max_bytes", "max_rows", "min_rows")
-    spark_packages: ClassVar[tuple[str, ...]] = ()
     order: ClassVar[str] = (
         "records of the source are ordered by upstream version. Records of one version have no order, and neither have those of versions that were compacted "
         "together and have expired"
@@ -314,7 +318,7 @@ class NewestEnd(SourceEnd):
     """The current end of the upstream. The target of a drain is an end of an earlier poll, after which the upstream may have added columns."""
 
 
-class PipelinePlanner:
+class PipelinePlanner(Planner):
     """A :class:`PipelineSource` that is bound to a log, for one process. It caches the entries of the upstream's log that it has read."""
 
     def __init__(self, source: PipelineSource, clock: Clock, retry_policy: RetryPolicy) -> None:

@@ -8,11 +8,11 @@ from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
-from airflow_provider_streamsem.connectors.contract import SourceEnd, SourceSlice
 from airflow_provider_streamsem.connectors.pulsar import reading
 from airflow_provider_streamsem.connectors.pulsar.access import Access
 from airflow_provider_streamsem.connectors.pulsar.admin import DO_REFUSED, PulsarAdmin
 from airflow_provider_streamsem.connectors.pulsar.entries import ENTRIES, LedgerPin, Ledgers, refuse_other_topics
+from airflow_provider_streamsem.connectors.source import Planner, SourceEnd, SourceSlice
 from airflow_provider_streamsem.errors import OR_RECORD_GAP, SourceChangedError, StoreRefusedError, UnavailableError
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.protocol.entries import Json
@@ -31,7 +31,7 @@ DO_WITHOUT_MESSAGE = (
 )
 
 
-class PulsarPlanner:
+class PulsarPlanner(Planner):
     """
     A Pulsar source that is bound to a commit log.
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.defaults import SourceDefaults
 from airflow_provider_streamsem.connectors.parsing import decoders as decoding
 from airflow_provider_streamsem.connectors.parsing import registry
 from airflow_provider_streamsem.connectors.parsing.decoders import Decoder
@@ -23,6 +22,7 @@ from airflow_provider_streamsem.connectors.pulsar.access import ADMIN_URL, SERVI
 from airflow_provider_streamsem.connectors.pulsar.admin import PulsarAdmin
 from airflow_provider_streamsem.connectors.pulsar.entries import LedgerPin, read_pins
 from airflow_provider_streamsem.connectors.pulsar.planner import DO_LOST, DO_WITHOUT_MESSAGE, PulsarPlanner
+from airflow_provider_streamsem.connectors.source import Source
 from airflow_provider_streamsem.errors import DataError, InvalidError, RecordsMissingError, SourceChangedError
 from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges
@@ -38,7 +38,7 @@ _FULL_TOPIC = rf"(persistent://{_TOPIC}/{_TOPIC}/)?{_TOPIC}"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PulsarSource(SourceDefaults):
+class PulsarSource(Source):
     """
     Reads the messages of a Pulsar topic, with or without partitions.
 

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from airflow_provider_streamsem.connectors.contract import BadRecord
 from airflow_provider_streamsem.connectors.data_files import ordered
 from airflow_provider_streamsem.connectors.files.text_lines import PATH, RAW, plain_path
 from airflow_provider_streamsem.connectors.parsing import parsed as parsing
 from airflow_provider_streamsem.connectors.parsing.bad_rows import bad_rows
 from airflow_provider_streamsem.connectors.parsing.message_records import refuse_reserved
+from airflow_provider_streamsem.connectors.source import BadRecord, Loaded
 
 _LANDED = "id string, received_ms long, body string, encoding string, headers map<string,string>"
 _OWN = ("queue_message_id", "queue_received_at", "queue_headers")
@@ -20,9 +20,9 @@ _MESSAGE, _RECORD, _BAD = "__streamsem_message", "__streamsem_record", "__stream
 _IS_MESSAGE, _BODY, _REASON = "__streamsem_is_message", "__streamsem_body", "__streamsem_reason"
 
 
-class QueueRecords:
+class QueueRecords(Loaded):
     """
-    The parsed messages of landed files. Implements :class:`airflow_provider_streamsem.connectors.contract.Loaded`.
+    The parsed messages of landed files.
 
     :param located: URLs of the landed files, in Spark's form
     :param schema: columns of a JSON body, as Spark DDL; ``None``: the body is text

@@ -15,13 +15,12 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.amqp.client import AmqpQueue
-from airflow_provider_streamsem.connectors.contract import SourceEnd, SourceSlice
 from airflow_provider_streamsem.connectors.data_files.pins import FilePin
 from airflow_provider_streamsem.connectors.data_files.read import plain_root
-from airflow_provider_streamsem.connectors.defaults import SourceDefaults
 from airflow_provider_streamsem.connectors.files.source import PARTITION, FilesPlanner, FilesSource
 from airflow_provider_streamsem.connectors.landing.messages import LandingDirectory, Window
 from airflow_provider_streamsem.connectors.pubsub.client import PubSubQueue
+from airflow_provider_streamsem.connectors.source import Planner, Source, SourceEnd, SourceSlice
 from airflow_provider_streamsem.connectors.sqs.client import SqsQueue
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
 from airflow_provider_streamsem.limits import Limits
@@ -45,7 +44,7 @@ _NEEDED = {"amqp": "name", "pubsub": "subscription", "sqs": "url"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class QueueSource(SourceDefaults):
+class QueueSource(Source):
     """
     Reads the messages of a queue. A run writes the waiting messages to a file, the *landing*, and acknowledges them. Batches read the landings.
 
@@ -67,6 +66,7 @@ class QueueSource(SourceDefaults):
     """
 
     delivery: ClassVar[str] = "effectively_once"
+    removes_records: ClassVar[bool] = True
     unit: ClassVar[str] = "landings"
     limits: ClassVar[tuple[str, ...]] = FilesSource.limits
     reasons: ClassVar[tuple[str, ...]] = (
@@ -180,7 +180,7 @@ class QueueSource(SourceDefaults):
         return QueueRecords(spark, located, schema=self.schema, options=self.options, ordered_paths=paths)
 
 
-class QueuePlanner:
+class QueuePlanner(Planner):
     """A :class:`QueueSource` that is bound to a commit log. It lands the waiting messages, then plans as :class:`FilesPlanner` does."""
 
     def __init__(self, source: QueueSource, log: CommitLog, hint: Json) -> None:

@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.contract import ParsedRecords, SourceEnd, SourceSlice
-from airflow_provider_streamsem.connectors.defaults import SourceDefaults
+from airflow_provider_streamsem.connectors.source import ParsedRecords, Planner, Source, SourceEnd, SourceSlice
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.protocol.codec import build
@@ -44,7 +43,7 @@ class RatePin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class RateSource(SourceDefaults):
+class RateSource(Source):
     """
     Generates records at a fixed rate, for demonstrations and tests. The same arguments always generate the same records.
 
@@ -159,7 +158,7 @@ class RateSource(SourceDefaults):
 
 
 @dataclass(frozen=True, slots=True)
-class RatePlanner:
+class RatePlanner(Planner):
     """A :class:`RateSource` that is bound to the clock of a commit log."""
 
     source: RateSource

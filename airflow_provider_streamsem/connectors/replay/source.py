@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.contract import Loaded
 from airflow_provider_streamsem.connectors.data_files.pins import FilePin
-from airflow_provider_streamsem.connectors.defaults import SourceDefaults
 from airflow_provider_streamsem.connectors.files.source import (
     PARTITION,
     READ_REASONS,
@@ -23,6 +21,7 @@ from airflow_provider_streamsem.connectors.files.source import (
     FilesSource,
     ListedEnd,
 )
+from airflow_provider_streamsem.connectors.source import Loaded, Source
 from airflow_provider_streamsem.errors import InvalidError, SourceChangedError
 from airflow_provider_streamsem.protocol.entries import FoundFile, Json
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, position
@@ -34,7 +33,7 @@ _MINUTE_MS = 60_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ReplaySource(SourceDefaults):
+class ReplaySource(Source):
     """
     Reads the files below a path one after another, as if they arrived at a fixed rate. For demonstrations and tests.
 

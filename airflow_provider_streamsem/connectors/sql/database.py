@@ -13,7 +13,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem import connections
-from airflow_provider_streamsem.connectors.contract import SinkMarker
+from airflow_provider_streamsem.connectors.sink import SinkMarker
 from airflow_provider_streamsem.connectors.sql import refusals
 from airflow_provider_streamsem.errors import (
     DataError,

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from airflow_provider_streamsem.connectors.contract import ParsedRecords
+from airflow_provider_streamsem.connectors.source import ParsedRecords
 from airflow_provider_streamsem.connectors.sql import database
 from airflow_provider_streamsem.connectors.sql.column_types import ReadColumn
 from airflow_provider_streamsem.connectors.sql.columns import Target
@@ -35,7 +35,7 @@ _SETTINGS = {
 
 @dataclass(slots=True)
 class CountedRecords(ParsedRecords):
-    """Rows whose number the plan pins. Implements :class:`airflow_provider_streamsem.connectors.contract.Counted`."""
+    """Rows whose number the plan pins."""
 
     planned: int = 0
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
-from airflow_provider_streamsem.connectors.contract import SinkCommit, SinkMarker
+from airflow_provider_streamsem.connectors.sink import SinkCommit, SinkMarker
 from airflow_provider_streamsem.connectors.sql import columns as sql_columns
 from airflow_provider_streamsem.connectors.sql import database, postgres_copy
 from airflow_provider_streamsem.connectors.sql import rows as sql_rows
@@ -79,7 +79,6 @@ class JdbcSink(TransactionalSink[_Handle]):
     extra: ClassVar[str] = "jdbc"
     tries: ClassVar[int] = 6
     first_wait_s: ClassVar[float] = 0.1
-    keeps_staged: ClassVar[bool] = False
     conn_id: str
     table: str
     staging: str
@@ -99,11 +98,11 @@ class JdbcSink(TransactionalSink[_Handle]):
         arguments.text(f"{where} version_column", self.version_column)
         for name in ("keys", "sequence_by"):
             object.__setattr__(self, name, arguments.text_list(f"{where} {name}", getattr(self, name)))
-        if bool(self.keys) != (self.mode == "upsert"):
+        if bool(self.keys) != (self.merges):
             raise InvalidError(
                 "mode upsert requires keys, and other modes do not accept them", mode=self.mode, keys=list(self.keys)
             )
-        keyed_rows.check_sequence(where, self.sequence_by, merges=self.mode == "upsert")
+        keyed_rows.check_sequence(where, self.sequence_by, merges=self.merges)
         if self.table == self.markers:
             raise InvalidError("table and markers must be different tables", given=self.table)
 
@@ -127,10 +126,10 @@ class JdbcSink(TransactionalSink[_Handle]):
             "one database transaction writes the rows of a version and its marker, and the marker prevents a second transaction of the version",
             "rows passed to the writer = rows in the staged files = rows in the manifest, or the attempt is discarded",
         )
-        return (*reasons, keyed_rows.last_stays(self.sequence_by), _COLLATIONS) if self.mode == "upsert" else reasons
+        return (*reasons, keyed_rows.last_stays(self.sequence_by), _COLLATIONS) if self.merges else reasons
 
     @property
-    def is_sequenced(self) -> bool:
+    def merges(self) -> bool:
         return self.mode == "upsert"
 
     @property
@@ -216,7 +215,7 @@ class JdbcSink(TransactionalSink[_Handle]):
         self._check_dialect(connection, target)
 
     def _check_dialect(self, connection: sa.Connection, target: Target) -> None:
-        if self.mode == "upsert" and target.dialect not in sql_rows.UPSERTING:
+        if self.merges and target.dialect not in sql_rows.UPSERTING:
             raise DataError(
                 "the sink does not support mode upsert for this database",
                 dialect=target.dialect,
@@ -458,13 +457,13 @@ class JdbcSink(TransactionalSink[_Handle]):
         table = target.table(names)
         if target.dialect == "postgresql":
             chunks = (postgres_copy.csv_of(batch, fields, constants) for batch in staged)
-            if self.mode == "upsert":
+            if self.merges:
                 postgres_copy.upsert(connection, table, names, self.keys, chunks)
             else:
                 postgres_copy.append(connection, table, names, chunks)
         else:
             rows = (sql_rows.rows_of(batch, fields, table, constants) for batch in staged)
-            if self.mode == "upsert":
+            if self.merges:
                 sql_rows.upsert(connection, table, self.keys, rows)
             else:
                 sql_rows.insert(connection, table, rows)

@@ -18,8 +18,7 @@ from typing import TYPE_CHECKING, ClassVar
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.contract import SourceEnd, SourceSlice
-from airflow_provider_streamsem.connectors.defaults import SourceDefaults
+from airflow_provider_streamsem.connectors.source import Planner, Source, SourceEnd, SourceSlice
 from airflow_provider_streamsem.connectors.sql import database
 from airflow_provider_streamsem.connectors.sql.column_types import read_columns
 from airflow_provider_streamsem.connectors.sql.pins import JdbcPin, read_pins
@@ -34,7 +33,7 @@ if TYPE_CHECKING:
 
     from pyspark.sql import SparkSession
 
-    from airflow_provider_streamsem.connectors.contract import ParsedRecords
+    from airflow_provider_streamsem.connectors.source import ParsedRecords
 
 logger = logging.getLogger(__name__)
 
@@ -45,7 +44,7 @@ _NULL_CURSOR = ("refuse", "skip")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JdbcSource(SourceDefaults):
+class JdbcSource(Source):
     """
     Reads the rows of a database table in the order of a cursor: a column, or a pair of columns, whose values grow with each new row.
 
@@ -281,7 +280,7 @@ class JdbcSource(SourceDefaults):
             return records.load(spark, table, self.conn_id, columns, pins, is_counted=is_counted, in_order=in_order)
 
 
-class JdbcPlanner:
+class JdbcPlanner(Planner):
     """A :class:`JdbcSource` that is bound to the clock of a commit log."""
 
     def __init__(self, source: JdbcSource, clock: Clock) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from airflow_provider_streamsem.connectors.contract import SinkCommit
+from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.connectors.staged_parquet.sink import parquet_files, record_batches
 from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError
 from airflow_provider_streamsem.protocol.entries import Committable

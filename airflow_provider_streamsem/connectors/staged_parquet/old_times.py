@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from datetime import date, datetime, timezone
 from typing import Any, BinaryIO
 
-from airflow_provider_streamsem.connectors.contract import SinkCommit
+from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.errors import PublishError
 
 FIRST_DAY, LAST_DAY = date(1900, 1, 1), date(2261, 12, 31)

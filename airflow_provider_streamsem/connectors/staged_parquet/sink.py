@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
+from airflow_provider_streamsem.connectors.sink import PublishingSink, SinkCommit
 from airflow_provider_streamsem.errors import UnavailableError
-from airflow_provider_streamsem.protocol.entries import Committable, DataFile
+from airflow_provider_streamsem.protocol.entries import Committable
 from airflow_provider_streamsem.stores.dataset import Dataset, open_dataset
 
 if TYPE_CHECKING:
@@ -17,23 +17,16 @@ if TYPE_CHECKING:
 _ROWS = 10_000
 
 
-class StagedSink:
+class StagedSink(PublishingSink):
     """
-    Implements the staging of a publishing sink. A subclass implements the publishing (:class:`airflow_provider_streamsem.connectors.contract.PublishingSink`).
+    Implements the staging of a publishing sink. A subclass implements the publishing.
 
     The files are stored at :attr:`location`, in the form of a dataset of :class:`FilesSink`.
     """
 
     __slots__ = ()
 
-    extra: ClassVar[str] = ""
-    is_outside_log: ClassVar[bool] = True
     format: ClassVar[str] = "parquet"
-
-    @property
-    def location(self) -> str:
-        """The location of the staged files."""
-        raise NotImplementedError
 
     @property
     def partitions(self) -> Sequence[str]:
@@ -60,9 +53,6 @@ class StagedSink:
         """Accept every column, and return the schema unchanged. Subclasses check their tables."""
         return schema
 
-    def check_removable(self, files: Sequence[DataFile]) -> None:
-        """Accept every removal of rows. Subclasses check their tables."""
-
     def stage(self, frame: DataFrame, version: int, attempt_id: str) -> frozenset[str] | None:
         """
         Write the rows with Spark's own writer.
@@ -74,11 +64,6 @@ class StagedSink:
 
         checked = write.refusing_lossy_values(frame, keeps_maps=self.keeps_staged)
         return self._staging.stage(checked, version, attempt_id)
-
-    @property
-    def keeps_staged(self) -> bool:
-        """Whether the staged files are the published files."""
-        return False
 
     def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
         """Count the rows of each file of the attempt, and record the statistics that :meth:`stats` returns."""
@@ -95,10 +80,6 @@ class StagedSink:
     def attempts(self, version: int | None = None) -> set[tuple[int, str]]:
         """Return the attempts that have a directory."""
         return self._staging.attempts(version)
-
-    def attempts_in_use(self) -> set[tuple[int, str]]:
-        """Return no attempts, because no table references the staged files."""
-        return set()
 
     def discard(self, version: int, attempt_id: str, *, dry_run: bool = False) -> int:
         """Remove the directory of the attempt."""

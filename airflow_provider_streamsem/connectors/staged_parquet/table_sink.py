@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import posixpath
+from abc import abstractmethod
 from collections.abc import Iterable, Sequence
 from typing import ClassVar
 
 from airflow_provider_streamsem import arguments
-from airflow_provider_streamsem.connectors.contract import SinkCommit
+from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
 from airflow_provider_streamsem.connectors.staged_parquet.sink import StagedSink
 from airflow_provider_streamsem.connectors.staged_parquet.transactions import H, TransactionalSink
@@ -37,6 +38,7 @@ class TableSink(TransactionalSink[H]):
 
     __slots__ = ()
 
+    compacts_table: ClassVar[bool] = True
     table_format: ClassVar[str]
     """``Delta`` or ``Iceberg``."""
     once: ClassVar[str]
@@ -68,19 +70,14 @@ class TableSink(TransactionalSink[H]):
         keyed_rows.check_sequence(where, self.sequence_by, merges=self.merges)
 
     @property
-    def is_sequenced(self) -> bool:
-        """Whether the order of the rows of a batch matters: for a merge."""
-        return self.merges
-
-    @property
     def last_of(self) -> Sequence[str]:
         """The columns of which the table keeps the last row: the keys."""
         return self.keys
 
     @property
+    @abstractmethod
     def table_name(self) -> str:
         """The name of the table in errors."""
-        raise NotImplementedError
 
     def refused_error(self, batch: SinkCommit, cause: Exception) -> StreamsemError:
         """Return an error that names the type of the cause."""

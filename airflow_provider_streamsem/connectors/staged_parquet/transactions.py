@@ -7,12 +7,13 @@ applied. So the loop opens the sink again and reads the marker, after the last t
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import ClassVar, Generic, TypeVar
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK, doubling, tries
-from airflow_provider_streamsem.connectors.contract import EffectLedger, SinkCommit, SinkMarker
+from airflow_provider_streamsem.connectors.sink import SinkCommit, SinkMarker
 from airflow_provider_streamsem.connectors.staged_parquet.sink import StagedSink
 from airflow_provider_streamsem.errors import StreamsemError, UnavailableError
 from airflow_provider_streamsem.protocol.entries import Json, Receipt
@@ -44,7 +45,7 @@ class TransactionalSink(StagedSink, Generic[H]):
     A staged sink that publishes in a transaction. ``H`` is the type of the handle of one try: a connection, a table at one version, or a Kafka producer.
 
     A subclass is a frozen dataclass whose fields are the arguments. It defines ``location``, ``reasons``, ``can_remove_rows``, ``immutable_config``,
-    ``marker``, and the steps that raise ``NotImplementedError`` here. If :meth:`commit` raises, the context of :meth:`opened` ends, and must roll back. A
+    ``marker``, and the abstract steps here. If :meth:`commit` raises, the context of :meth:`opened` ends, and must roll back. A
     subclass usually also overrides ``claim``, to create the markers of a new log, and ``resolve_schema`` and ``stats``, to refuse before the commit.
 
     :cvar tries: maximum number of commits that the loop sends
@@ -59,11 +60,11 @@ class TransactionalSink(StagedSink, Generic[H]):
     first_wait_s: ClassVar[float] = 0.04
     reopens: ClassVar[bool] = True
 
-    def publish(self, batch: SinkCommit, effects: EffectLedger) -> Receipt | None:
+    def publish(self, batch: SinkCommit) -> Receipt | None:
         """Commit the rows and the marker in one transaction. For a reprocessing run, the same transaction removes the rows that it replaces."""
         return self._until_marked(batch, skips=False)
 
-    def skip(self, batch: SinkCommit, effects: EffectLedger) -> Receipt | None:
+    def skip(self, batch: SinkCommit) -> Receipt | None:
         """Commit the marker without rows."""
         return self._until_marked(batch, skips=True)
 
@@ -116,6 +117,7 @@ class TransactionalSink(StagedSink, Generic[H]):
             return Receipt(result="skipped", rows=0, detail=detail)
         return Receipt(result="applied", rows=batch.committable.rows, detail=detail)
 
+    @abstractmethod
     def opened(self, batch: SinkCommit, failure: Failure | None, *, skips: bool) -> AbstractContextManager[H]:
         """
         Open the sink for one try: connect, load the table, or fence older publishers. The context manager closes it after the try.
@@ -124,12 +126,12 @@ class TransactionalSink(StagedSink, Generic[H]):
         :param skips: whether the loop commits a marker without rows
         :raises PublishError: the sink refuses the publisher. The loop ends
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def marker_in(self, handle: H, batch: SinkCommit) -> SinkMarker | None:
         """Read the marker of the batch's pipeline and sink through the handle."""
-        raise NotImplementedError
 
+    @abstractmethod
     def check_sink(self, handle: H, batch: SinkCommit, marker: SinkMarker | None) -> None:
         """
         Refuse a sink that has lost versions. Not called for a skip.
@@ -138,8 +140,8 @@ class TransactionalSink(StagedSink, Generic[H]):
         :raises MarkerLostError: the marker is missing or older than the newest receipts, or the sink was restored to a state without the marker's rows
         :raises MarkerConflictError: the marker names a commit that the log does not have
         """
-        raise NotImplementedError
 
+    @abstractmethod
     def commit(self, handle: H, batch: SinkCommit, marker: SinkMarker | None, *, skips: bool) -> bool:
         """
         Commit the rows and the marker in one transaction, if the marker in the sink still equals ``marker``.
@@ -149,7 +151,6 @@ class TransactionalSink(StagedSink, Generic[H]):
             loop then opens the sink again
         :raises PublishError: the sink refuses the batch. The loop reads the marker once more, and raises this error if the batch is not in the sink
         """
-        raise NotImplementedError
 
     def detail(self, handle: H, batch: SinkCommit) -> Json:
         """Return details of the commit for the receipt, such as the version of the table, as JSON for users."""
@@ -163,18 +164,18 @@ class TransactionalSink(StagedSink, Generic[H]):
         """
         return ""
 
+    @abstractmethod
     def is_refusal(self, error: Exception) -> bool:
         """Return whether an error of a commit is a permanent refusal of the batch. If not, the same transaction may succeed later."""
-        raise NotImplementedError
 
+    @abstractmethod
     def refused_error(self, batch: SinkCommit, cause: Exception) -> StreamsemError:
         """Return the :class:`PublishError` for a batch that the sink refuses. Its ``__cause__`` must not be set if the message of the cause has row values."""
-        raise NotImplementedError
 
+    @abstractmethod
     def unknown_result_error(self, batch: SinkCommit, cause: Exception | None) -> StreamsemError:
         """
         Return the :class:`UnavailableError` for a batch that may or may not have been published.
 
         :param cause: the error of the last failed try; ``None`` if another publisher has set the marker in every try
         """
-        raise NotImplementedError

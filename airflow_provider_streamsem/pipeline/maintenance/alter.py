@@ -8,7 +8,6 @@ from dataclasses import dataclass, replace
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.arguments import text, text_list
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
-from airflow_provider_streamsem.connectors.extending import Extending
 from airflow_provider_streamsem.connectors.ownership import claim_dataset
 from airflow_provider_streamsem.errors import ConflictError, HeldVersionError, InvalidError
 from airflow_provider_streamsem.pipeline.spec.changes import changed_fields
@@ -287,7 +286,7 @@ def _new_offsets(opened: OpenPipeline, head: Head, before: Json) -> Offsets:
     source, log = opened.pipeline.source, opened.log
     if before == source.immutable_config():
         return {}
-    offsets = source.extends(before) if isinstance(source, Extending) else None
+    offsets = source.extends(before)
     if offsets is None:
         raise InvalidError(
             "the source reads other records than that of the log, so it cannot continue after the committed offsets; nothing was altered",

@@ -9,8 +9,8 @@ from dataclasses import dataclass, replace
 from airflow_provider_streamsem import registry, telemetry
 from airflow_provider_streamsem.arguments import flag, integer, text
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
-from airflow_provider_streamsem.connectors.compaction import CompactsTable
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
+from airflow_provider_streamsem.connectors.sink import PublishingSink
 from airflow_provider_streamsem.engine import Engine, RewriteJob
 from airflow_provider_streamsem.errors import (
     DataError,
@@ -175,13 +175,13 @@ def _sinks(pipeline: Pipeline, sink: str | None) -> list[str]:
     return sorted(names) if sink is None else [sink]
 
 
-def _table(pipeline: Pipeline, name: str) -> CompactsTable | None:
+def _table(pipeline: Pipeline, name: str) -> PublishingSink | None:
     sink = pipeline.sinks[name]
-    return sink if isinstance(sink, CompactsTable) else None
+    return sink if isinstance(sink, PublishingSink) and sink.compacts_table else None
 
 
 def _compact_table(
-    pipeline: Pipeline, log: CommitLog, name: str, table: CompactsTable, sizes: _Sizes, *, dry_run: bool
+    pipeline: Pipeline, log: CommitLog, name: str, table: PublishingSink, sizes: _Sizes, *, dry_run: bool
 ) -> list[Compacted]:
     """Compact the table of a sink. The log gets no version."""
     if dry_run:

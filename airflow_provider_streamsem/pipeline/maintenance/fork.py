@@ -12,8 +12,6 @@ from dataclasses import dataclass
 from airflow_provider_streamsem import dedup, extras, state_files, telemetry
 from airflow_provider_streamsem.arguments import integer
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
-from airflow_provider_streamsem.connectors.contract import Consuming
-from airflow_provider_streamsem.connectors.times import offsets_for_time
 from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError
 from airflow_provider_streamsem.pipeline.spec.location import with_log_location
 from airflow_provider_streamsem.pipeline.spec.opening import check_fork, create_log, forked_config
@@ -155,7 +153,7 @@ def _fork_position(
     old: CommitLog, record: PipelineRecord, pipeline: Pipeline, version: int, from_ms: int | None
 ) -> Fork:
     """``from_ms`` is the time of the source at which the fork starts. If it is ``None``, the fork starts after ``version``."""
-    consuming = sorted(name for name, source in pipeline.source_parts.items() if isinstance(source, Consuming))
+    consuming = sorted(name for name, source in pipeline.source.parts.items() if source.removes_records)
     if consuming:
         summary = "the source removes records when it reads them, so a fork cannot read them again; nothing was written"
         raise InvalidError(summary, pipeline=pipeline.name, sources=consuming)
@@ -174,7 +172,7 @@ def _fork_position(
     hint = None if record.fork is None else record.fork.hint
     if from_ms is not None:
         section = old.of_source(pipeline.source.immutable_config())
-        offsets, hint = offsets_for_time(pipeline.source, section, from_ms), None
+        offsets, hint = pipeline.source.offsets_for_time_in(section, from_ms), None
     elif outcome is not None:
         offsets, hint = advance(offsets, outcome.next), outcome.hint
     return Fork(

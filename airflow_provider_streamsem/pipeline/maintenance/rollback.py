@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from airflow_provider_streamsem import dedup, state_files, telemetry
 from airflow_provider_streamsem.arguments import exactly_one, integer, text
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
-from airflow_provider_streamsem.connectors.contract import SinkMarker
+from airflow_provider_streamsem.connectors.sink import SinkMarker
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, MarkerLostError
 from airflow_provider_streamsem.pipeline.spec.location import with_log_location
 from airflow_provider_streamsem.pipeline.spec.opening import (

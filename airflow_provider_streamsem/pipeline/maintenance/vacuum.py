@@ -10,7 +10,7 @@ from functools import cache, partial
 from airflow_provider_streamsem import state_files, telemetry
 from airflow_provider_streamsem.arguments import integer
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
-from airflow_provider_streamsem.connectors.contract import Sink
+from airflow_provider_streamsem.connectors.sink import Sink
 from airflow_provider_streamsem.dedup import STATE, layers_dataset, stored_layers
 from airflow_provider_streamsem.errors import LogDamagedError, StreamsemError
 from airflow_provider_streamsem.pipeline.maintenance import retention

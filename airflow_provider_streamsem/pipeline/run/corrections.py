@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_right
 from functools import cache
 
-from airflow_provider_streamsem.connectors.upstreams import Repinning
 from airflow_provider_streamsem.pipeline.spec.opening import OpenPipeline
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.protocol import offsets
@@ -19,7 +18,7 @@ from airflow_provider_streamsem.protocol.view import Head
 def repinned(opened: OpenPipeline, plan: Plan) -> Json:
     """Return the pins with which a reprocessing run of a plan reads: those of the plan, or the newest ones if the source replaces records."""
     source = opened.pipeline.source
-    if not isinstance(source, Repinning):
+    if source.on_reprocess is None:
         return plan.pins
     return plain(source.repin(plan.ranges, plan.gaps, source.read_pins(plan.pins)), sparse=True)
 
@@ -27,7 +26,7 @@ def repinned(opened: OpenPipeline, plan: Plan) -> Json:
 def is_outdated(opened: OpenPipeline, plan: Plan) -> bool:
     """Return whether the source has replaced or removed records that a plan has read."""
     source = opened.pipeline.source
-    return isinstance(source, Repinning) and source.is_outdated(plan.ranges, plan.gaps, source.read_pins(plan.pins))
+    return source.on_reprocess is not None and source.is_outdated(plan.ranges, plan.gaps, source.read_pins(plan.pins))
 
 
 def before_version(pipeline: Pipeline, version: int) -> str:

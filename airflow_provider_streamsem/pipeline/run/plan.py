@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.clock import iso_time
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.contract import Planner, SourceEnd, SourceSlice
-from airflow_provider_streamsem.connectors.counting import count, range_unit
-from airflow_provider_streamsem.connectors.upstreams import Repinning
+from airflow_provider_streamsem.connectors.source import Planner, SourceEnd, SourceSlice
 from airflow_provider_streamsem.errors import InternalError, SourceChangedError
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.pipeline.run.corrections import before_version, outdated
@@ -67,7 +65,7 @@ def plan_batch(
     :returns: the plan; :class:`Corrections` if versions must be reprocessed first; ``None`` if the source has nothing new (W15), or if the run leaves the rows
         for a later run. If a pipeline with state has windows to close, a plan without ranges (W29) in place of ``None``
     :raises SourceChangedError: versions must be reprocessed first, and ``on_reprocess`` of the source is ``refuse``
-    :raises StreamsemError: the source cannot be polled or has lost records; see :class:`airflow_provider_streamsem.connectors.contract.Planner`
+    :raises StreamsemError: the source cannot be polled or has lost records; see :class:`airflow_provider_streamsem.connectors.source.Planner`
     """
     clock = opened.log.clock
     began_ms, planned_at_ms = clock.now_ms(), _batch_time_ms(opened, ready.head)
@@ -130,8 +128,8 @@ def _poll_end(opened: OpenPipeline, planner: Planner, ready: Ready) -> tuple[Sou
     end = planner.poll(ready.head.hint) if target is None else SourceEnd({**start, **target})
     telemetry.emit(telemetry.SourcePolled.from_offsets, start, end.offsets)
     source = opened.pipeline.source
-    unread = count(source, offsets.between(start, end.offsets))
-    logger.info("%s", report.lag(unread, unit=range_unit(source), is_target=target is not None))
+    unread = source.count(offsets.between(start, end.offsets))
+    logger.info("%s", report.lag(unread, unit=source.range_unit, is_target=target is not None))
     return end, unread
 
 
@@ -174,7 +172,7 @@ def _visible_counts(log: CommitLog, run_key: str, newest: Outcome) -> dict[str, 
 def _refuse_corrections(opened: OpenPipeline, corrected: Gaps, versions: list[int]) -> None:
     """Refuse to read new versions if versions are outdated and the source does not let runs reprocess them."""
     source = opened.pipeline.source
-    if isinstance(source, Repinning) and source.on_reprocess != "reprocess":
+    if source.on_reprocess not in (None, "reprocess"):
         if opened.pipeline.state is not None:
             raise SourceChangedError(
                 "the source has replaced or removed records that this pipeline has read, and its state contains them; nothing was planned",

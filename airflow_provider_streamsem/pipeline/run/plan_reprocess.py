@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from airflow_provider_streamsem import state_files, telemetry
-from airflow_provider_streamsem.connectors.contract import Compacting, Source
+from airflow_provider_streamsem.connectors.source import Source
 from airflow_provider_streamsem.errors import InvalidError, SourceChangedError, StreamsemError
 from airflow_provider_streamsem.pipeline.run.corrections import before_version, is_outdated, repinned
 from airflow_provider_streamsem.pipeline.spec.lookups import check_lookups, pin_lookups
@@ -218,7 +218,7 @@ def check_record_count(sources: Mapping[str, Source], plan: Plan, counts: Mappin
     for name, source in sources.items():
         count = f"read.{name}" if name else "read"
         before, read = plan.work.counts.get(count, 0), counts.get(count, 0)
-        if isinstance(source, Compacting) and read < before:
+        if source.compacts and read < before:
             summary = (
                 "the source has fewer records than the replaced version read: records were deleted, or the isolation level changed; "
                 "nothing became visible"

@@ -15,8 +15,7 @@ from typing import TypeAlias
 from airflow_provider_streamsem import dedup, registry, state_files, telemetry
 from airflow_provider_streamsem.arguments import flag, text
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
-from airflow_provider_streamsem.connectors.contract import Planner
-from airflow_provider_streamsem.connectors.counting import count_gaps
+from airflow_provider_streamsem.connectors.source import Planner
 from airflow_provider_streamsem.engine import Engine, Job, Produced, nothing_produced
 from airflow_provider_streamsem.errors import (
     DataError,
@@ -483,7 +482,7 @@ class Run:
             raise
         source.check_pins(job.pins, was_read=True)
         check_lookups(self.opened.pipeline, job.plan)
-        check_record_count(self.opened.pipeline.source_parts, job.plan, produced.counts)
+        check_record_count(self.opened.pipeline.source.parts, job.plan, produced.counts)
         invariants.check_i14_staged(
             produced.counts, produced.sinks, passed_to_writer=produced.passed_to_writer, rows=self.opened.pipeline.rows
         )
@@ -532,7 +531,7 @@ class Run:
     def _outcome(self, head: OpenHead, plan: Plan, staged: StagedManifest) -> Outcome:
         source, outcome = self.opened.pipeline.source, commit_outcome(self.opened.log, head, staged)
         if plan.gaps:
-            outcome = replace(outcome, counts={**staged.counts, "gaps": count_gaps(source, plan.gaps)})
+            outcome = replace(outcome, counts={**staged.counts, "gaps": source.count_gaps(plan.gaps)})
         if isinstance(plan.work, Reprocess):  # reprocessing does not move the source (W26)
             return outcome
         return replace(outcome, hint=source.next_hint(plan.hint, source.read_pins(plan.pins), staged.counts))

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from airflow_provider_streamsem import registry
-from airflow_provider_streamsem.connectors.contract import MergesByKey, Sink, Source, Warns
 from airflow_provider_streamsem.connectors.lookup import Lookup
-from airflow_provider_streamsem.connectors.order import PartlyOrdered, Sequenced
+from airflow_provider_streamsem.connectors.sink import Sink
+from airflow_provider_streamsem.connectors.source import Source
 from airflow_provider_streamsem.dedup import Dedup
 from airflow_provider_streamsem.delivery import SATISFIES, weaker
 from airflow_provider_streamsem.errors import InvalidError
@@ -95,7 +95,7 @@ def guarantee(pipeline: _Pipeline) -> Guarantee:
         reasons += [f"sink {name}: {reason}" for reason in sink.reasons]
         if pipeline.state is not None and pipeline.state.output_mode != "append":
             reasons.append(f"sink {name}: {_mode_reason(pipeline.state.output_mode, sink)}")
-        if isinstance(sink, Sequenced) and sink.is_sequenced and isinstance(pipeline.source, PartlyOrdered):
+        if sink.is_sequenced and pipeline.source.order:
             reasons.append(f"sink {name}: {pipeline.source.order}")
         labels[name] = _path_label(source_label, sink.delivery)
     if len(pipeline.sinks) > 1:
@@ -113,16 +113,10 @@ def guarantee(pipeline: _Pipeline) -> Guarantee:
 def warnings(pipeline: _Pipeline) -> list[str]:
     """Return warnings about connections without encryption, one sentence each. Skips a connection that does not exist, because a run refuses it."""
     messages: list[str] = []
-    for part in (pipeline.source, *pipeline.lookups.values(), *pipeline.sinks.values()):
-        if isinstance(part, Warns):
-            with suppress(InvalidError):
-                messages += part.warnings()
+    for warnings_of in (pipeline.source.warnings, *(sink.warnings for sink in pipeline.sinks.values())):
+        with suppress(InvalidError):
+            messages += warnings_of()
     return messages
-
-
-def keeps_newest_rows(sink: Sink) -> bool:
-    """Return whether a row of the sink replaces the row of an earlier version with the same key (mode ``upsert``)."""
-    return isinstance(sink, MergesByKey) and sink.mode == "upsert"
 
 
 def _path_label(source: str, sink: str) -> str:
@@ -138,8 +132,8 @@ def _path_label(source: str, sink: str) -> str:
 def _conditions(pipeline: _Pipeline) -> str:
     conditions = [pipeline.source.conditions]
     conditions += [part.conditions for part in (pipeline.dedup, pipeline.state) if part is not None]
-    depends_on_order = any(isinstance(sink, Sequenced) and sink.is_sequenced for sink in pipeline.sinks.values())
-    if depends_on_order and isinstance(pipeline.source, PartlyOrdered):
+    depends_on_order = any(sink.is_sequenced for sink in pipeline.sinks.values())
+    if depends_on_order and pipeline.source.order:
         conditions.append("partly ordered records")
     return ", ".join(filter(None, conditions))
 
@@ -168,7 +162,7 @@ def _dedup_reasons(dedup: Dedup, *, has_state: bool) -> list[str]:
 
 def _mode_reason(output_mode: str, sink: Sink) -> str:
     """Say which rows a sink gets if the transform returns a row of a key again in a later batch (output mode ``update`` or ``complete``)."""
-    if keeps_newest_rows(sink):
+    if sink.merges:
         return f'output_mode="{output_mode}" returns a key again, and mode="upsert" keeps the newest row of each key'
     kind = registry.name_of("sinks", sink)
     return f'output_mode="{output_mode}" returns a row at each change of its key, so a sink of type {kind} gets a stream of changes'

@@ -12,14 +12,14 @@ from importlib import import_module
 from typing import Any, cast
 
 from airflow_provider_streamsem import arguments, registry, secret_names
-from airflow_provider_streamsem.connectors.contract import NeedsRecords, PublishingSink, ReplacesRows, Sink, Source
 from airflow_provider_streamsem.connectors.lookup import Lookup
-from airflow_provider_streamsem.connectors.upstreams import Repinning
+from airflow_provider_streamsem.connectors.sink import PublishingSink, Sink
+from airflow_provider_streamsem.connectors.source import Source
 from airflow_provider_streamsem.dedup import Dedup
 from airflow_provider_streamsem.delivery import LABELS
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.limits import Limits
-from airflow_provider_streamsem.pipeline.spec.guarantee import guarantee, keeps_newest_rows, require
+from airflow_provider_streamsem.pipeline.spec.guarantee import guarantee, require
 from airflow_provider_streamsem.pipeline.spec.several_sources import SeveralSources
 from airflow_provider_streamsem.protocol.codec import canonical, plain, sha256
 from airflow_provider_streamsem.protocol.entries import Json
@@ -137,19 +137,19 @@ class Pipeline:
     def _set_source(self, sources: Mapping[str, Source] | None) -> None:
         arguments.exactly_one(f"pipeline {self.name}:", source=self.source, sources=sources)
         if sources is not None:
-            parts = dict(sources) if isinstance(sources, Mapping) else {}
-            object.__setattr__(self, "source", SeveralSources(parts))
-        if not self.source_parts:
+            object.__setattr__(self, "source", SeveralSources(dict(sources) if isinstance(sources, Mapping) else {}))
+        parts = self.source.parts if isinstance(self.source, Source) else {"": self.source}
+        if not parts:
             summary = "sources must map at least one name to a source"
             raise InvalidError(summary, given=type(sources).__name__, pipeline=self.name)
-        for name, source in self.source_parts.items():
+        for name, source in parts.items():
             if name:
                 arguments.text("source name", name, pattern=NAME, accepted=NAME)
             registry.name_of("sources", source)
         if not isinstance(self.source, SeveralSources):
             return
-        for name, source in self.source.parts.items():
-            if isinstance(source, NeedsRecords) and source.reason_records_are_needed:
+        for name, source in parts.items():
+            if source.reason_records_are_needed:
                 summary = "a batch may have no records of one of several sources, so the columns of each must be known without records"
                 raise InvalidError(summary, source=name, reason=source.reason_records_are_needed)
         unsupported = [name for name in ("where", "dedup") if getattr(self, name) is not None]
@@ -162,14 +162,9 @@ class Pipeline:
             )
 
     @property
-    def source_parts(self) -> Mapping[str, Source]:
-        """Return name → source. The only source of a pipeline has the name ``""``."""
-        return self.source.parts if isinstance(self.source, SeveralSources) else {"": self.source}
-
-    @property
     def source_extras(self) -> list[str]:
         """Return the extras of this package that install the client libraries of the sources, sorted."""
-        return sorted({source.extra for source in self.source_parts.values()} - {""})
+        return sorted({source.extra for source in self.source.parts.values()} - {""})
 
     def _check_lookups(self) -> None:
         if not isinstance(self.lookups, Mapping):
@@ -191,7 +186,7 @@ class Pipeline:
                 'rows="filter" is not valid with state, because a stateful transform changes the number of rows'
             )
         mode = self.state.output_mode
-        appending = sorted(name for name, sink in self.sinks.items() if not keeps_newest_rows(sink))
+        appending = sorted(name for name, sink in self.sinks.items() if not sink.merges)
         if mode == "complete" and appending:
             summary = 'with output_mode="complete", each batch returns the whole result, and these sinks would append it again'
             raise InvalidError(
@@ -220,7 +215,7 @@ class Pipeline:
 
     def _check_corrections(self) -> None:
         """Refuse a source whose records the runs replace by reprocessing, if reprocessing cannot replace their effects."""
-        if not isinstance(self.source, Repinning) or self.source.on_reprocess != "reprocess":
+        if self.source.on_reprocess != "reprocess":
             return
         accepted = 'on_reprocess="refuse" or "ignore"'
         if self.state is not None:
@@ -234,7 +229,7 @@ class Pipeline:
         """Refuse two sinks with the same table and version column: each would replace the rows of the other."""
         owners: dict[str, str] = {}
         for name, sink in self.sinks.items():
-            rows = sink.replaced_rows if isinstance(sink, ReplacesRows) else None
+            rows = sink.replaced_rows
             if rows is None:
                 continue
             if rows in owners:
@@ -248,7 +243,7 @@ class Pipeline:
         locations = {f"sinks.{name}": sink.location for name, sink in self.sinks.items()}
         if self.log_conn_id is None:
             locations = {"log": self.log, **locations}
-        for name, source in self.source_parts.items():
+        for name, source in self.source.parts.items():
             if source.location is not None:
                 locations[f"sources.{name}" if name else "source"] = source.location
         urls = [(name, normalised(url)) for name, url in locations.items()]

@@ -14,23 +14,9 @@ from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.contract import (
-    Consuming,
-    Expiring,
-    Expiry,
-    LoadedTogether,
-    Planner,
-    Source,
-    SourceEnd,
-    SourceSlice,
-    Warns,
-)
-from airflow_provider_streamsem.connectors.counting import count, range_unit
-from airflow_provider_streamsem.connectors.extending import Extending
-from airflow_provider_streamsem.connectors.times import offsets_for_time
-from airflow_provider_streamsem.connectors.upstreams import Repinning
+from airflow_provider_streamsem.connectors.source import Expiry, LoadedTogether, Planner, Source, SourceEnd, SourceSlice
 from airflow_provider_streamsem.delivery import weaker
-from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, StreamsemError
+from airflow_provider_streamsem.errors import DataError, LogDamagedError, StreamsemError
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.protocol.offsets import Gaps, Offsets, Ranges
@@ -62,23 +48,23 @@ class SeveralEnd(SourceEnd):
 
 
 @dataclass(frozen=True)
-class SeveralSources:
+class SeveralSources(Source):
     """
-    The sources of a pipeline that has several. Implements :class:`airflow_provider_streamsem.connectors.contract.Source`.
+    The sources of a pipeline that has several.
 
-    :param parts: name → source, in the order in which messages list them
+    :param sources: name → source, in the order in which messages list them
     """
 
-    parts: Mapping[str, Source]
+    sources: Mapping[str, Source]
+
+    @property
+    def parts(self) -> Mapping[str, Source]:
+        return self.sources
 
     @property
     def delivery(self) -> str:
         """The weakest guarantee of the sources."""
         return reduce(weaker, (source.delivery for source in self.parts.values()))
-
-    @property
-    def extra(self) -> str:
-        return ""
 
     @property
     def conditions(self) -> str:
@@ -87,7 +73,7 @@ class SeveralSources:
     @property
     def unit(self) -> str:
         """The unit of all sources, or ``items`` if they differ."""
-        units = {unit for source in self.parts.values() for unit in (source.unit, range_unit(source))}
+        units = {unit for source in self.parts.values() for unit in (source.unit, source.range_unit)}
         return units.pop() if len(units) == 1 else "items"
 
     @property
@@ -106,12 +92,8 @@ class SeveralSources:
         on_s3 = [source for source in self.parts.values() if (source.location or "").startswith("s3://")]
         return tuple(dict.fromkeys([*packages, *(["s3a"] if on_s3 else [])]))
 
-    @property
-    def location(self) -> None:
-        return None
-
     def warnings(self) -> list[str]:
-        return [text for source in self.parts.values() if isinstance(source, Warns) for text in source.warnings()]
+        return [text for source in self.parts.values() for text in source.warnings()]
 
     def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
         return [name for key, source in self.parts.items() for name in source.lineage(_of_source(ranges, key))]
@@ -131,7 +113,7 @@ class SeveralSources:
             if before.get(name) == source.immutable_config():
                 continue
             with _naming(name):
-                offsets = source.initial_offsets() if name not in before else _extended(source, before[name])
+                offsets = source.initial_offsets() if name not in before else source.extends(before[name])
             if offsets is None:
                 return None
             added[name] = offsets
@@ -141,7 +123,7 @@ class SeveralSources:
         found: dict[str, Offsets] = {}
         for name, source in self.parts.items():
             with _naming(name):
-                found[name] = offsets_for_time(source, log.under(f"{name}{_SEPARATOR}"), at_ms)
+                found[name] = source.offsets_for_time_in(log.under(f"{name}{_SEPARATOR}"), at_ms)
         return _prefixed(found)
 
     def open(self, log: CommitLog, hint: Json) -> SeveralPlanner:
@@ -153,10 +135,10 @@ class SeveralSources:
         return SeveralPlanner(planners)
 
     def peek(self, log: CommitLog, hint: Json) -> SeveralPlanner:
-        planners: dict[str, Planner] = {}
-        for name, source in self.parts.items():
-            opens = source.peek if isinstance(source, Consuming) else source.open
-            planners[name] = opens(log.under(f"{name}{_SEPARATOR}"), _hint_of(hint, name))
+        planners = {
+            name: source.peek(log.under(f"{name}{_SEPARATOR}"), _hint_of(hint, name))
+            for name, source in self.parts.items()
+        }
         return SeveralPlanner(planners)
 
     def read_pins(self, pins: Json) -> Sequence[SourcePins]:
@@ -188,6 +170,11 @@ class SeveralSources:
             for name, source in self.parts.items()
         }
 
+    def explain_failure(self, messages: Sequence[str], ranges: Ranges) -> DataError | None:
+        parts = self.parts.items()
+        explained = (source.explain_failure(messages, _of_source(ranges, name)) for name, source in parts)
+        return next((error for error in explained if error is not None), None)
+
     def check_pins(self, pins: Sequence[SourcePins], *, was_read: bool) -> None:
         for item in pins:
             with _naming(item.source):
@@ -203,16 +190,16 @@ class SeveralSources:
         return LoadedTogether(loaded)
 
     @property
-    def on_reprocess(self) -> str:
+    def on_reprocess(self) -> str | None:
         """The strictest rule of the sources whose records may be replaced: ``refuse``, then ``reprocess``, then ``ignore``."""
-        rules = {source.on_reprocess for source in self.parts.values() if isinstance(source, Repinning)}
-        return next((rule for rule in ("refuse", "reprocess") if rule in rules), "ignore")
+        rules = {source.on_reprocess for source in self.parts.values()}
+        return next((rule for rule in ("refuse", "reprocess", "ignore") if rule in rules), None)
 
     def is_outdated(self, ranges: Ranges, gaps: Gaps, pins: Sequence[SourcePins]) -> bool:
         planned = {item.source: item.pins for item in pins}
         for name, source in self.parts.items():
             source_ranges = _of_source(ranges, name)
-            if source_ranges and isinstance(source, Repinning):
+            if source_ranges:
                 with _naming(name):
                     if source.is_outdated(source_ranges, _of_source(gaps, name), planned.get(name, ())):
                         return True
@@ -223,28 +210,22 @@ class SeveralSources:
         planned = {item.source: item.pins for item in pins}
         for name, source in self.parts.items():
             source_ranges = _of_source(ranges, name)
-            if source_ranges and isinstance(source, Repinning):
+            if source_ranges:
                 with _naming(name):
                     planned[name] = tuple(source.repin(source_ranges, _of_source(gaps, name), planned.get(name, ())))
         return [SourcePins(name, newest) for name, newest in planned.items() if newest]
 
-    @property
-    def range_unit(self) -> str:
-        return self.unit
-
     def count(self, ranges: Ranges) -> int:
-        return sum(count(source, _of_source(ranges, name)) for name, source in self.parts.items())
+        return sum(source.count(_of_source(ranges, name)) for name, source in self.parts.items())
+
+    @property
+    def has_retention(self) -> bool:
+        return any(source.has_retention for source in self.parts.values())
 
     def expiry(self, start: Offsets, *, within_ms: int | None, now_ms: int) -> Expiry:
-        """Raises ``InvalidError`` if the items of no source expire."""
-        expiring = {name: source for name, source in self.parts.items() if isinstance(source, Expiring)}
-        if not expiring:
-            raise InvalidError(
-                "the items of these sources have no retention, so they never expire", sources=[*self.parts]
-            )
         expiries = [
             source.expiry(_of_source(start, name), within_ms=within_ms, now_ms=now_ms)
-            for name, source in expiring.items()
+            for name, source in self.parts.items()
         ]
         spares = [expiry.spare for expiry in expiries if expiry.spare is not None]
         return Expiry(
@@ -254,8 +235,8 @@ class SeveralSources:
         )
 
 
-class SeveralPlanner:
-    """The planners of several sources. Implements :class:`airflow_provider_streamsem.connectors.contract.Planner`."""
+class SeveralPlanner(Planner):
+    """The planners of several sources."""
 
     def __init__(self, planners: Mapping[str, Planner]) -> None:
         self._planners = planners
@@ -314,10 +295,6 @@ def _prefixed(parts: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
 def _of_source(whole: Mapping[str, Any], name: str) -> dict[str, Any]:
     prefix = f"{name}{_SEPARATOR}"
     return {key.removeprefix(prefix): value for key, value in whole.items() if key.startswith(prefix)}
-
-
-def _extended(source: Source, before: Json) -> Offsets | None:
-    return source.extends(before) if isinstance(source, Extending) else None
 
 
 def _hint_of(hint: Json, name: str) -> Json:

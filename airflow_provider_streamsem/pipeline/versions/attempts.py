@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.contract import Sink
+from airflow_provider_streamsem.connectors.sink import Sink
 from airflow_provider_streamsem.protocol import keys
 
 

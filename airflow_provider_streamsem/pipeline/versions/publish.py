@@ -7,21 +7,20 @@ Any process may publish a commit, and any number of processes may do so. Each ca
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from itertools import chain
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.arguments import text, text_list
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.columns.recorded import fields
-from airflow_provider_streamsem.connectors.contract import PublishingSink, SinkCommit
+from airflow_provider_streamsem.connectors.sink import PublishingSink, SinkCommit
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, MarkerConflictError
 from airflow_provider_streamsem.pipeline.spec.location import with_log_location
 from airflow_provider_streamsem.pipeline.spec.opening import OpenPipeline, open_pipeline
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.protocol.entries import (
-    Claim,
     Committable,
-    Effects,
     Marker,
     Outcome,
     Receipt,
@@ -30,47 +29,6 @@ from airflow_provider_streamsem.protocol.entries import (
 from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead
 
 logger = telemetry.log_of(__name__)
-
-
-class LoggedEffects:
-    """
-    The claims on a version's effects on one sink, and their results, as stored in the log.
-
-    Implements :class:`airflow_provider_streamsem.connectors.contract.EffectLedger`.
-    """
-
-    def __init__(self, log: CommitLog, version: int, sink: str, *, may_close: bool) -> None:
-        self._log, self._version, self._sink = log, version, sink
-        self._nonce = log.clock.new_id()  # identifies this publisher in its claims (P4)
-        self.clock = log.clock
-        self.may_close = may_close
-
-    def claim(self, chunk: int, round: int) -> bool:
-        """Claim one round of a chunk. Returns whether this publisher holds the claim. Only the publisher that holds it may perform the effects (I17)."""
-        proposed = Claim(version=self._version, sink=self._sink, chunk=chunk, round=round, nonce=self._nonce)
-        return self._log.claim(proposed)
-
-    def known(self, chunk: int, round: int) -> Effects | None:
-        """Return the recorded result of one round of a chunk; ``None`` if no publisher has recorded it."""
-        return self._log.effects(self._version, self._sink, chunk, round)
-
-    def record(
-        self, chunk: int, round: int, *, done: int, refused: int = 0, unknown: int = 0, skipped: int = 0, left: int = 0
-    ) -> Effects:
-        """Record the result of one round of a chunk. Returns the stored record, which may be that of another publisher."""
-        effects = Effects(
-            version=self._version,
-            sink=self._sink,
-            chunk=chunk,
-            done=done,
-            refused=refused,
-            unknown=unknown,
-            skipped=skipped,
-            left=left,
-            round=round,
-            nonce=self._nonce,
-        )
-        return self._log.put_effects(effects)
 
 
 def publish(opened: OpenPipeline, head: ClosedHead, outcome: Outcome, *, is_own: bool) -> ClosedHead:
@@ -103,14 +61,13 @@ def _publish_or_skip(
     with telemetry.phase("publish", version=version):
         for name in outcome.publish:
             sink = publishing_sink(opened.pipeline, name)
-            effects = LoggedEffects(
-                log, version, name, may_close=may_close and (not skipped_sinks or name in skipped_sinks)
-            )
+            is_skipped = name in skipped_sinks
             batch = batch_of(opened, outcome, head.outcome_sha, name)
-            receipt = (sink.skip if name in skipped_sinks else sink.publish)(batch, effects)
+            batch = replace(batch, may_close_claims=may_close and (not skipped_sinks or is_skipped))
+            receipt = sink.skip(batch) if is_skipped else sink.publish(batch)
             if receipt is None and (stored := log.receipts(version)) is not None:
                 return head.with_receipts(stored)
-            if receipt is None and name not in skipped_sinks:
+            if receipt is None and not is_skipped:
                 marker = sink.marker(batch.pipeline_uuid, name)
                 summary = "the sink's marker is above this version, but the log has no receipts of this version"
                 raise batch.marker_conflict_error(summary, marker=None if marker is None else marker.version)
@@ -179,6 +136,7 @@ def batch_of(opened: OpenPipeline, outcome: Outcome, outcome_sha: str, name: str
         root=root,
         replaced=replaced,
         expected_marker=outcome.markers.get(name),
+        log=log,
     )
 
 

@@ -11,8 +11,8 @@ from deltalake import DeltaTable
 from deltalake.table import TableAlterer
 
 from airflow_provider_streamsem import Pipeline
-from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
+from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.pipeline.spec.opening import open_pipeline
 from airflow_provider_streamsem.pipeline.versions.publish import batch_of
 from airflow_provider_streamsem.testing.steps import Steps

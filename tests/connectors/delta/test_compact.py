@@ -18,9 +18,9 @@ from deltalake.transaction import AddAction
 
 from airflow_provider_streamsem import DeltaSource, Limits, Pipeline, compact, rollback
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.delta import rewrite as delta_rewrite
 from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
+from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.errors import (
     DataError,
     HeldVersionError,
@@ -355,7 +355,7 @@ def test_partitions_columns_and_nested_values_stay_equal(tmp_path: Path) -> None
                 rows["t"] = pyarrow.array([version], pyarrow.timestamp("us", "UTC"))
             at = version * 3 + number
             batch = _staged_partition(sink, at, rows, directory, later if version else first)
-            assert sink.publish(batch, None) is not None, value  # type: ignore[arg-type]
+            assert sink.publish(batch) is not None, value
     unchanged = _values(sink)
     (done,) = sink.compact_table(target_file_bytes=TARGET, max_bytes=TARGET, dry_run=False, before_commit=lambda: None)
     assert (done.files, done.new_files) == (9, 3)
@@ -388,11 +388,11 @@ def test_table_that_is_merged_by_key_is_compacted(tmp_path: Path) -> None:
     sink = DeltaSink(str(tmp_path / "table"), mode="upsert", keys=["id"])
     for version in range(4):
         rows = pyarrow.table({"id": [version, 100 + version], "v": [version, version]})
-        sink.publish(staged(sink, rows, version, schema=schema_of(id="long", v="long")), None)  # type: ignore[arg-type]
+        sink.publish(staged(sink, rows, version, schema=schema_of(id="long", v="long")))
     (done,) = sink.compact_table(target_file_bytes=TARGET, max_bytes=TARGET, dry_run=False, before_commit=lambda: None)
     assert (done.rows, done.new_files) == (8, 1)
     rows = pyarrow.table({"id": [0], "v": [9]})
-    sink.publish(staged(sink, rows, 4, schema=schema_of(id="long", v="long")), None)  # type: ignore[arg-type]
+    sink.publish(staged(sink, rows, 4, schema=schema_of(id="long", v="long")))
     table = DeltaTable(sink.path).to_pyarrow_table().sort_by("id")
     assert table["v"].to_pylist() == [9, 1, 2, 3, 0, 1, 2, 3]
 

@@ -11,8 +11,8 @@ import pyarrow.parquet
 import pytest
 from deltalake import CommitProperties, DeltaTable, QueryBuilder
 
-from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
+from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError, UnavailableError
 from airflow_provider_streamsem.pipeline.run.reprocess import reprocess_run
 from airflow_provider_streamsem.pipeline.versions.publish import skip
@@ -52,7 +52,7 @@ def sink_for_table(
 
 
 def publish(sink: DeltaSink, batch: SinkCommit) -> Any:
-    return sink.publish(batch, None)  # type: ignore[arg-type]
+    return sink.publish(batch)
 
 
 def rows(sink: DeltaSink) -> list[dict[str, Any]]:

@@ -32,7 +32,7 @@ def written(rows: pa.Table) -> list[str]:
 
 
 def publish(sink: DeltaSink, rows: pa.Table, version: int, schema: str = SCHEMA) -> None:
-    assert sink.publish(staged(sink, rows, version, schema=schema), None) is not None  # type: ignore[arg-type]
+    assert sink.publish(staged(sink, rows, version, schema=schema)) is not None
 
 
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
@@ -72,7 +72,7 @@ def test_merge_whose_new_files_have_other_values_is_refused_and_names_the_column
 
     monkeypatch.setattr(delta_rewrite, "write", lossy)
     with pytest.raises(PublishError, match=r"columns=\['v'\]"):
-        sink.publish(batch, None)  # type: ignore[arg-type]
+        sink.publish(batch)
     assert (DeltaTable(sink.path).version(), sorted(Path(sink.path).glob("*.parquet"))) == before
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal
@@ -17,8 +16,8 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_streamsem import reprocess, rollback
-from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
+from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.errors import (
     ConflictError,
     DataError,
@@ -37,7 +36,6 @@ from airflow_provider_streamsem.testing.stores import CountingStore, Crash
 from tests.connectors import batches
 from tests.connectors.delta.delta_fixture import DeltaFixture, crash_at_each_write
 from tests.pipeline_fixture import die
-from tests.rounds import ROUNDS
 from tests.step_by_step import step_by_step
 
 
@@ -55,7 +53,7 @@ def sink_of(fixture: DeltaFixture) -> DeltaSink:
 
 
 def publish(fixture: DeltaFixture, batch: SinkCommit) -> Any:
-    return sink_of(fixture).publish(batch, None)  # type: ignore[arg-type]
+    return sink_of(fixture).publish(batch)
 
 
 def test_staged_files_become_the_table_files(fixture: DeltaFixture) -> None:
@@ -82,43 +80,6 @@ def test_crash_around_every_write_to_the_table_then_retry_publishes_each_row_onc
         make_fixture, watch_delta_writes, ["before create", "after create"] + entry * 2, retry
     ):
         fixture.check_exactly_once()
-
-
-def test_late_publisher_adds_and_restores_nothing(fixture: DeltaFixture) -> None:
-    fixture.run("first")
-    fixture.run("second")
-    fixture.run("reprocess", reprocessed=0)
-    before = DeltaTable(fixture.table).version()
-    first, second, reprocessed = fixture.batches()
-    assert publish(fixture, first) is None
-    assert publish(fixture, second) is None
-    receipt = publish(fixture, reprocessed)
-    assert (receipt.result, receipt.rows) == ("applied", 6)
-    assert DeltaTable(fixture.table).version() == before
-    fixture.check_exactly_once()
-
-
-def test_concurrent_publishers_add_a_batch_once_in_every_round(fixture: DeltaFixture) -> None:
-    fixture.run("first")
-    template = fixture.batches()[0]
-    table = fixture.table
-    with ThreadPoolExecutor(2) as pool:
-        for version in range(1, ROUNDS + 1):
-            copied = []
-            for file in template.committable.files:
-                key = f"data/{version}/{version}/part.parquet"
-                (Path(table) / key).parent.mkdir(parents=True)
-                (Path(table) / key).write_bytes((Path(table) / file.key).read_bytes())
-                copied.append(
-                    type(file)(key=key, bytes=file.bytes, rows=file.rows, checksum=file.checksum, stats=file.stats)
-                )
-            committable = type(template.committable)(format="parquet", rows=6, files=tuple(copied))
-            last = Marker(version=version - 1, outcome=template.outcome)
-            batch = replace(template, version=version, committable=committable, root=version, expected_marker=last)
-            receipts = list(pool.map(lambda batch: publish(fixture, batch), [batch, batch]))
-            assert [receipt.result for receipt in receipts] == ["applied", "applied"]
-    assert set(fixture.rows().values()) == {ROUNDS + 1}
-    assert DeltaTable(table).version() == ROUNDS + 1  # the empty table, and one entry for each version
 
 
 @pytest.mark.parametrize("version_of_others", [False, True])
@@ -253,21 +214,6 @@ def test_reprocessing_of_compacted_files_is_refused_and_duplicates_nothing(fixtu
     fixture.arrive(1)
     fixture.run("more")
     fixture.check_exactly_once()
-
-
-def test_skipped_version_is_not_in_the_table_and_is_never_applied_later(
-    fixture: DeltaFixture, watch_delta_writes: Any
-) -> None:
-    fixture.run("first")
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(DeltaSink, "publish", lambda *a: (_ for _ in ()).throw(PublishError("refused")))
-        with pytest.raises(PublishError):
-            fixture.run("second")
-    receipts = skip(fixture.pipeline(), 1, sink="table", reason="poison", log=fixture.log())
-    assert receipts.sinks["table"].result == "skipped"
-    assert publish(fixture, fixture.batches()[1]).result == "skipped"
-    assert fixture.rows() == Counter(range(6))
-    assert fixture.verdict().violations == []
 
 
 def test_added_columns_are_null_in_old_rows(fixture: DeltaFixture) -> None:

@@ -21,9 +21,9 @@ from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_streamsem import FilesSink, Limits, Pipeline, reprocess, run_batch, verify
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
-from airflow_provider_streamsem.connectors.contract import SourceSlice
 from airflow_provider_streamsem.connectors.delta.pins import FilePin
 from airflow_provider_streamsem.connectors.delta.source import DeltaSource
+from airflow_provider_streamsem.connectors.source import SourceSlice
 from airflow_provider_streamsem.errors import (
     DataError,
     InvalidError,

@@ -12,10 +12,10 @@ import pyarrow
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.delta import table as delta_table
 from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
-from tests.connectors.batches import UUID, check_that_commits_of_other_logs_are_refused, marked, schema_of, staged
+from airflow_provider_streamsem.connectors.sink import SinkCommit
+from tests.connectors.batches import UUID, marked, schema_of, staged
 
 SCHEMA = schema_of(id="long")
 
@@ -31,7 +31,7 @@ def batch(sink: DeltaSink, version: int) -> SinkCommit:
 
 
 def publish(sink: DeltaSink, batch: SinkCommit) -> Any:
-    return sink.publish(batch, None)  # type: ignore[arg-type]
+    return sink.publish(batch)
 
 
 def rows(sink: DeltaSink) -> Counter[int]:
@@ -83,7 +83,7 @@ def test_entries_of_other_writers_are_read_before_the_next_batch(sink: DeltaSink
 def test_version_skipped_with_a_cached_table_stays_skipped(sink: DeltaSink) -> None:
     publish(sink, batch(sink, 0))
     second = batch(sink, 1)
-    assert sink.skip(second, None).result == "skipped"  # type: ignore[arg-type, union-attr]
+    assert sink.skip(second).result == "skipped"  # type: ignore[union-attr]
     assert publish(sink, second).result == "skipped"
     assert rows(sink) == Counter([0])
 
@@ -160,14 +160,6 @@ def test_only_a_few_tables_are_cached(tmp_path: Path, monkeypatch: pytest.Monkey
     for sink in sinks:
         publish(sink, batch(sink, 1))
         assert rows(sink) == Counter([0, 1])
-
-
-def test_marker_of_a_commit_unknown_to_the_log_is_refused(sink: DeltaSink) -> None:
-    publish(sink, batch(sink, 0))
-    second = batch(sink, 1)
-    publish(sink, second)
-    check_that_commits_of_other_logs_are_refused(sink, second, batch(sink, 2))
-    assert rows(sink) == Counter(range(3))
 
 
 @pytest.mark.parametrize(

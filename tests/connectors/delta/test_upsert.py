@@ -15,9 +15,9 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_streamsem import FilesSink, Pipeline
-from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.delta import table as delta_table
 from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
+from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError, StreamsemError
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from tests.connectors import batches
@@ -57,7 +57,7 @@ def fixture(tmp_path: Path) -> UpsertFixture:
 
 
 def publish(fixture: UpsertFixture, version: int) -> Any:
-    return fixture.pipeline().sinks["table"].publish(fixture.batches()[version], None)  # type: ignore[attr-defined]
+    return fixture.pipeline().sinks["table"].publish(fixture.batches()[version])  # type: ignore[attr-defined]
 
 
 def test_each_key_has_its_last_row_and_other_rows_are_kept(fixture: UpsertFixture) -> None:
@@ -235,7 +235,7 @@ def test_batch_file_without_rows_sets_the_marker_and_later_batches_follow(fixtur
     sink = DeltaSink(fixture.table, mode="upsert", keys=["k"])
     no_rows = pyarrow.table({"k": pyarrow.array([], pyarrow.int64()), "v": pyarrow.array([], pyarrow.int64())})
     for version, table in enumerate((no_rows, pyarrow.table({"k": [1], "v": [1]}), no_rows)):
-        receipt = sink.publish(staged(fixture, version, table), None)  # type: ignore[arg-type]
+        receipt = sink.publish(staged(fixture, version, table))
         assert receipt is not None
         assert (receipt.result, receipt.rows) == ("applied", table.num_rows)
         marker = sink.marker(batches.UUID, "t")
@@ -272,7 +272,7 @@ def test_key_of_every_type_is_found_again_in_a_separate_file(
     for value in (1, 2):
         for key in keys:
             batch = staged(fixture, versions, keyed_table(kind, [key], value), types={"k": named})
-            assert sink.publish(batch, None) is not None  # type: ignore[arg-type]
+            assert sink.publish(batch) is not None
             versions += 1
     read = DeltaTable(fixture.table).to_pyarrow_table().to_pylist()
     assert sorted(str(row["k"]) for row in read) == sorted(map(str, keys))
@@ -284,7 +284,7 @@ def test_timestamp_key_is_found_in_a_file_with_bounds_truncated_to_milliseconds(
     at = datetime(2024, 2, 29, 1, 2, 3, 999_999, timezone.utc)
     sink = DeltaSink(fixture.table, mode="upsert", keys=["k"])
     kind = pyarrow.timestamp("us", "UTC")
-    sink.publish(staged(fixture, 0, keyed_table(kind, [at], 1), types={"k": "timestamp"}), None)  # type: ignore[arg-type]
+    sink.publish(staged(fixture, 0, keyed_table(kind, [at], 1), types={"k": "timestamp"}))
     (entry,) = [path for path in Path(fixture.table, "_delta_log").glob("*1.json") if '"add"' in path.read_text()]
     lines = [json.loads(line) for line in entry.read_text().splitlines()]
     for line in lines:
@@ -294,7 +294,7 @@ def test_timestamp_key_is_found_in_a_file_with_bounds_truncated_to_milliseconds(
             line["add"]["stats"] = json.dumps({"numRecords": 1, "nullCount": {"k": 0, "v": 0}, **bounds})
     entry.write_text("".join(json.dumps(line) + "\n" for line in lines))
     delta_table._cache.clear()
-    sink.publish(staged(fixture, 1, keyed_table(kind, [at], 2), types={"k": "timestamp"}), None)  # type: ignore[arg-type]
+    sink.publish(staged(fixture, 1, keyed_table(kind, [at], 2), types={"k": "timestamp"}))
     assert [row["v"] for row in DeltaTable(fixture.table).to_pyarrow_table().to_pylist()] == [2]
 
 
@@ -345,21 +345,21 @@ def timed(key: int) -> pyarrow.Table:
 @pytest.mark.parametrize("bounds", [True, False])
 def test_merge_that_would_change_timestamps_of_other_rows_is_refused(fixture: UpsertFixture, bounds: bool) -> None:
     sink = DeltaSink(fixture.table, mode="upsert", keys=["k"])
-    sink.publish(staged(fixture, 0, timed(0), TIMES), None)  # type: ignore[arg-type]
+    sink.publish(staged(fixture, 0, timed(0), TIMES))
     add_int96_file(fixture, FAR, bounds=bounds)
-    assert sink.publish(staged(fixture, 1, timed(2), TIMES), None) is not None  # type: ignore[arg-type]
+    assert sink.publish(staged(fixture, 1, timed(2), TIMES)) is not None
     with pytest.raises(PublishError, match="contains dates or times that the merge would change") as caught:
-        sink.publish(staged(fixture, 2, timed(1), TIMES), None)  # type: ignore[arg-type]
+        sink.publish(staged(fixture, 2, timed(1), TIMES))
     assert (caught.value.fields["file"], caught.value.fields["columns"]) == ("others-1.parquet", ["at"])
     assert DeltaTable(fixture.table).transaction_version(f"{batches.UUID}/t") == 1
 
 
 def test_merge_does_not_touch_a_file_without_matching_keys(fixture: UpsertFixture) -> None:
     sink = DeltaSink(fixture.table, mode="upsert", keys=["k"])
-    sink.publish(staged(fixture, 0, timed(0), TIMES), None)  # type: ignore[arg-type]
+    sink.publish(staged(fixture, 0, timed(0), TIMES))
     add_int96_file(fixture, FAR, bounds=False, key=7)
     before = Path(fixture.table, "others-7.parquet").read_bytes()
-    assert sink.publish(staged(fixture, 1, timed(0), TIMES), None) is not None  # type: ignore[arg-type]
+    assert sink.publish(staged(fixture, 1, timed(0), TIMES)) is not None
     assert "others-7.parquet" in str(DeltaTable(fixture.table).file_uris())
     assert Path(fixture.table, "others-7.parquet").read_bytes() == before
 
@@ -367,11 +367,11 @@ def test_merge_does_not_touch_a_file_without_matching_keys(fixture: UpsertFixtur
 @pytest.mark.parametrize("bounds", [True, False])
 def test_merge_keeps_timestamps_that_all_readers_read_the_same(fixture: UpsertFixture, bounds: bool) -> None:
     sink = DeltaSink(fixture.table, mode="upsert", keys=["k"])
-    sink.publish(staged(fixture, 0, timed(0), TIMES), None)  # type: ignore[arg-type]
+    sink.publish(staged(fixture, 0, timed(0), TIMES))
     near = datetime(1999, 12, 31, 1, 2, 3, 4, timezone.utc)
     add_int96_file(fixture, near, bounds=bounds)
     both = pyarrow.concat_tables([timed(0), timed(2)])  # the key of the file is between the two keys
-    assert sink.publish(staged(fixture, 1, both, TIMES), None) is not None  # type: ignore[arg-type]
+    assert sink.publish(staged(fixture, 1, both, TIMES)) is not None
     read = {row["k"]: row["at"] for row in DeltaTable(fixture.table).to_pyarrow_table().to_pylist()}
     assert read[1] == near
 
@@ -382,7 +382,7 @@ def test_merge_with_deleted_staged_rows_names_the_files(fixture: UpsertFixture) 
         Path(fixture.table, file.key).unlink()
     sink = DeltaSink(fixture.table, mode="upsert", keys=["k"])
     with pytest.raises(PublishError, match="staged files were deleted") as caught:
-        sink.publish(batch, None)  # type: ignore[arg-type]
+        sink.publish(batch)
     assert caught.value.fields["files"] == [file.key for file in batch.committable.files]
 
 

@@ -22,6 +22,7 @@ import pytest
 from airflow_provider_streamsem import Limits, guarantee, run_batch
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.connectors.http.effects import EffectLedger
 from airflow_provider_streamsem.connectors.http.endpoint import CALLER_REJECTED, Address, Endpoint, retry_after_s
 from airflow_provider_streamsem.connectors.http.operations import OPERATIONS
 from airflow_provider_streamsem.connectors.http.sink import HttpSink
@@ -37,7 +38,7 @@ from airflow_provider_streamsem.errors import (
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.pipeline.spec.opening import open_pipeline
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline, from_json
-from airflow_provider_streamsem.pipeline.versions.publish import LoggedEffects, batch_of, skip
+from airflow_provider_streamsem.pipeline.versions.publish import batch_of, skip
 from airflow_provider_streamsem.protocol.entries import Receipt
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine
@@ -371,8 +372,7 @@ def test_late_publisher_makes_no_calls(tmp_path: Path, recorder: Recorder) -> No
     assert stored is not None
     sink = pipeline.sinks["push"]
     for _ in range(3):
-        effects = LoggedEffects(opened.log, 0, "push", may_close=False)
-        assert sink.publish(batch_of(opened, *stored, "push"), effects) == receipt(fixture)  # type: ignore[attr-defined]
+        assert sink.publish(batch_of(opened, *stored, "push")) == receipt(fixture)  # type: ignore[attr-defined]
     assert recorder.ids() == seen == fixture.expected
 
 
@@ -574,7 +574,7 @@ def test_released_round_that_a_live_publisher_claimed_is_not_closed_as_unknown(
             super().sleep(seconds)
             if seconds > 5:
                 with monkeypatch.context() as stuck:
-                    stuck.setattr(LoggedEffects, "record", lambda *args, **named: die())
+                    stuck.setattr(EffectLedger, "record", lambda *args, **named: die())
                     with pytest.raises(Crash):
                         fixture.run("b", pipeline=pipeline)
 
@@ -594,8 +594,8 @@ def test_effects_that_contradict_the_records_of_their_round_are_reported_as_log_
     pipeline = pushing(fixture, recorder)
     recorder.reply_to = lambda call: (429, {"Retry-After": "999"}) if call.ids == [1] else 200
     with monkeypatch.context() as forged:
-        real = LoggedEffects.record
-        forged.setattr(LoggedEffects, "record", lambda self, *at, **named: real(self, *at, **{**named, **changed}))
+        real = EffectLedger.record
+        forged.setattr(EffectLedger, "record", lambda self, *at, **named: real(self, *at, **{**named, **changed}))
         with pytest.raises((LogDamagedError, UnavailableError)):
             fixture.run("a", pipeline=pipeline)
     with pytest.raises(LogDamagedError, match="do not add up to its number of records"):
@@ -811,7 +811,7 @@ def test_claim_of_a_deleted_run_is_closed_as_unknown_by_streamsem_skip(
     pipeline = pushing(fixture, recorder, delivery="at_most_once")
 
     with monkeypatch.context() as dying:
-        dying.setattr(LoggedEffects, "record", lambda *args, **named: die())
+        dying.setattr(EffectLedger, "record", lambda *args, **named: die())
         with pytest.raises(Crash):
             fixture.run("a", pipeline=pipeline)
     with pytest.raises(UnavailableError, match="another publisher has claimed"):

@@ -18,9 +18,9 @@ from pyiceberg.catalog.sql import SqlCatalog
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyiceberg.table import Table
 
-from airflow_provider_streamsem.connectors.contract import SinkCommit, SinkMarker
 from airflow_provider_streamsem.connectors.iceberg import catalog as iceberg_catalog
 from airflow_provider_streamsem.connectors.iceberg.sink import IcebergSink
+from airflow_provider_streamsem.connectors.sink import SinkCommit, SinkMarker
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.entries import Committable, Receipt
 from tests.connectors import batches
@@ -196,10 +196,10 @@ class Lake:
         )
 
     def publish(self, batch: SinkCommit, *, sink: IcebergSink | None = None) -> Receipt | None:
-        return (sink or self.sink).publish(batch, None)  # type: ignore[arg-type]
+        return (sink or self.sink).publish(batch)
 
     def skip(self, batch: SinkCommit) -> Receipt | None:
-        return self.sink.skip(batch, None)  # type: ignore[arg-type]
+        return self.sink.skip(batch)
 
     def marker(self) -> SinkMarker | None:
         return self.sink.marker("p", "t")

@@ -19,10 +19,10 @@ from pyiceberg.table.snapshots import Operation
 
 from airflow_provider_streamsem import IcebergSource, Limits, Pipeline, compact, rollback
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.compaction import TableRewrite
 from airflow_provider_streamsem.connectors.iceberg import compact as iceberg_compact
 from airflow_provider_streamsem.connectors.iceberg import files as iceberg_files
 from airflow_provider_streamsem.connectors.iceberg import rewrite as iceberg_rewrite
+from airflow_provider_streamsem.connectors.sink import TableRewrite
 from airflow_provider_streamsem.errors import (
     DataError,
     InvalidError,

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +26,6 @@ from tests.connectors import batches
 from tests.connectors.iceberg.kills import SCENARIOS, Later, kill_at_every_step
 from tests.connectors.iceberg.lake import ID, Lake, Steps, spark_schema
 from tests.pipeline_fixture import PipelineFixture
-from tests.rounds import ROUNDS
 
 
 @pytest.fixture(autouse=True)
@@ -144,73 +142,6 @@ def test_reprocessing_to_no_rows_removes_the_old_rows(tmp_path: Path) -> None:
     assert lake.rows() == [1]
 
 
-def test_two_concurrent_publishers_apply_each_batch_once_in_every_round(tmp_path: Path) -> None:
-    lake = Lake(tmp_path)
-    lake.publish(lake.batch(0, [0]))
-    receipts: list[Any] = []
-    for version in range(1, ROUNDS + 1):
-        batch, gate = lake.batch(version, [version]), threading.Barrier(2)
-
-        def enter(batch: Any = batch, gate: Any = gate) -> None:
-            sink = lake.sink
-            gate.wait()
-            receipts.append(lake.publish(batch, sink=sink))
-
-        threads = [threading.Thread(target=enter) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        receipts.append(lake.publish(batch))  # late
-    assert len(receipts) == 3 * ROUNDS
-    assert {receipt.result for receipt in receipts} == {"applied"}
-    assert lake.rows() == list(range(ROUNDS + 1))
-    assert lake.marked() == [f"{version} applied" for version in range(ROUNDS + 1)]
-
-
-def test_late_publisher_changes_nothing(tmp_path: Path) -> None:
-    lake = Lake(tmp_path)
-    batches = [lake.batch(version, [version]) for version in range(3)]
-    for batch in batches:
-        lake.publish(batch)
-    head = lake.table().metadata_location
-    assert lake.publish(batches[0]) is None
-    assert lake.skip(batches[0]) is None
-    again = lake.publish(batches[2])
-    assert again is not None
-    assert again.result == "applied"
-    assert lake.table().metadata_location == head
-
-
-def test_publisher_paused_before_its_commit_is_refused_in_every_round(tmp_path: Path) -> None:
-    lake = Lake(tmp_path)
-    lake.publish(lake.batch(0, [0]))
-    for version in range(1, 2 * ROUNDS + 1, 2):
-        batch, after = lake.batch(version, [version]), lake.batch(version + 1, [version + 1])
-        at_step("before commit_table", lambda both=(batch, after): [lake.publish(batch) for batch in both])
-        assert lake.publish(batch) is None
-    assert lake.rows() == list(range(2 * ROUNDS + 1))
-    assert lake.marked() == [f"{version} applied" for version in range(2 * ROUNDS + 1)]
-
-
-@pytest.mark.parametrize("reprocess", [False, True])
-def test_publisher_paused_before_its_commit_is_refused(tmp_path: Path, reprocess: bool) -> None:
-    lake = Lake(tmp_path)
-    first = lake.batch(0, [0])
-    lake.publish(first)
-    batch = lake.batch(1, [10], reprocesses=first) if reprocess else lake.batch(1, [10])
-    after = lake.batch(2, [20])
-
-    def others() -> None:
-        lake.publish(batch)
-        lake.publish(after)
-
-    at_step("before commit_table", others)
-    assert lake.publish(batch) is None
-    assert lake.rows() == ([10, 20] if reprocess else [0, 10, 20])
-    assert lake.marker() == batches.marked(2)
-
-
 def test_commit_of_another_writer_between_read_and_commit_is_kept(tmp_path: Path) -> None:
     lake = Lake(tmp_path)
     lake.publish(lake.batch(0, [0]))
@@ -227,21 +158,6 @@ def test_two_concurrent_first_publishers_create_one_table(tmp_path: Path) -> Non
     assert receipt is not None
     assert lake.rows() == [0]
     assert lake.marked() == ["0 applied"]
-
-
-@pytest.mark.parametrize(
-    "error",
-    [CommitFailedException("the commit had succeeded"), requests.ConnectionError("no reply"), OSError("post-commit")],
-)
-def test_reply_lost_after_a_successful_commit_duplicates_nothing(tmp_path: Path, error: Exception) -> None:
-    lake = Lake(tmp_path)
-    lake.publish(lake.batch(0, [0]))
-    at_step("after commit_table", raising(error))
-    receipt = lake.publish(lake.batch(1, [1]))
-    assert receipt is not None
-    assert receipt.result == "applied"
-    assert lake.rows() == [0, 1], "the manifests of the successful commit exist"
-    assert lake.marked() == ["0 applied", "1 applied"]
 
 
 def test_next_publisher_determines_whether_an_unanswered_commit_succeeded(tmp_path: Path) -> None:
@@ -262,19 +178,6 @@ def test_next_publisher_determines_whether_an_unanswered_commit_succeeded(tmp_pa
     receipt = lake.publish(batch)
     assert receipt is not None
     assert lake.marked() == ["0 applied", "1 applied"]
-
-
-def test_skipped_batch_is_never_applied_by_a_late_publisher(tmp_path: Path) -> None:
-    lake = Lake(tmp_path)
-    lake.publish(lake.batch(0, [0]))
-    batch = lake.batch(1, [1])
-    at_step("before commit_table", lambda: lake.skip(batch))
-    receipt = lake.publish(batch)
-    assert receipt is not None
-    assert (receipt.result, receipt.rows) == ("skipped", 0)
-    assert lake.marker() == batches.marked(1, "skipped")
-    lake.publish(lake.batch(2, [2]))
-    assert lake.rows() == [0, 2]
 
 
 def test_batch_that_the_table_refuses_can_be_skipped(tmp_path: Path) -> None:
@@ -521,12 +424,3 @@ def test_table_whose_rollback_undid_only_later_foreign_commits_is_published_to(t
     table.maintenance.expire_snapshots().by_id(table.snapshots()[-2].snapshot_id).commit()
     lake.publish(replace(lake.batch(2, [2]), expected_marker=batches.before(2)))
     assert lake.marker() == batches.marked(2)
-
-
-def test_marker_of_a_commit_unknown_to_the_log_is_refused(tmp_path: Path) -> None:
-    lake = Lake(tmp_path)
-    lake.publish(lake.batch(0, [0]))
-    second = lake.batch(1, [1])
-    lake.publish(second)
-    batches.check_that_commits_of_other_logs_are_refused(lake.sink, second, lake.batch(2, [2]))
-    assert lake.rows() == [0, 1, 2]

@@ -26,9 +26,9 @@ from pyiceberg.types import LongType, NestedField, StringType, TimeType, UUIDTyp
 
 from airflow_provider_streamsem import Limits
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.contract import SourceSlice
 from airflow_provider_streamsem.connectors.iceberg.pins import FilePin
 from airflow_provider_streamsem.connectors.iceberg.source import IcebergSource
+from airflow_provider_streamsem.connectors.source import SourceSlice
 from airflow_provider_streamsem.errors import (
     DataError,
     InvalidError,

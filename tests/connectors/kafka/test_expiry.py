@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_streamsem.connectors.contract import Expiring, Expiry
 from airflow_provider_streamsem.connectors.kafka.cluster import End, Partition
 from airflow_provider_streamsem.connectors.kafka.expiry import expiry
 from airflow_provider_streamsem.connectors.kafka.source import KafkaSource
+from airflow_provider_streamsem.connectors.source import Expiry
 
 HOUR = 3_600_000
 NOW = 100 * HOUR
@@ -52,7 +52,7 @@ def expiry_of(cluster: Cluster, start: dict[str, int], hours: int | None) -> Exp
 
 
 def test_kafka_source_declares_that_its_records_expire() -> None:
-    assert isinstance(KafkaSource(topics=["a"], bootstrap_servers="h:1"), Expiring)
+    assert KafkaSource(topics=["a"], bootstrap_servers="h:1").has_retention
 
 
 @pytest.mark.parametrize(

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from airflow_provider_streamsem import KafkaSource, Limits
-from airflow_provider_streamsem.connectors.contract import SourceEnd, SourceSlice
 from airflow_provider_streamsem.connectors.kafka import source as kafka
 from airflow_provider_streamsem.connectors.kafka.cluster import End, Partition
 from airflow_provider_streamsem.connectors.kafka.pins import RangePin
 from airflow_provider_streamsem.connectors.kafka.source import KafkaPlanner
+from airflow_provider_streamsem.connectors.source import SourceEnd, SourceSlice
 from airflow_provider_streamsem.errors import SourceChangedError
 from airflow_provider_streamsem.protocol.codec import plain
 

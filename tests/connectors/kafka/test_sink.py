@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_streamsem import guarantee
-from airflow_provider_streamsem.connectors.contract import EffectLedger, SinkCommit
 from airflow_provider_streamsem.connectors.kafka.rows import Measured, check_columns, records
 from airflow_provider_streamsem.connectors.kafka.sink import KafkaSink
+from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.errors import DataError, InvalidError, StoreRefusedError
 from airflow_provider_streamsem.pipeline.spec.pipeline import from_json
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile
@@ -164,5 +164,5 @@ def test_control_topic_that_cannot_be_checked_gets_no_batch(monkeypatch: pytest.
     )  # fmt: skip
     sink = KafkaSink("/staged", topic="t", bootstrap_servers="h:1")
     with pytest.raises(StoreRefusedError, match="denied"):
-        (sink.skip if skips else sink.publish)(batch, cast(EffectLedger, None))
+        (sink.skip if skips else sink.publish)(batch)
     assert calls == ["check", "check"]

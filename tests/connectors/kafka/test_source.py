@@ -15,13 +15,13 @@ from hypothesis import strategies as st
 
 from airflow_provider_streamsem import Avro, FilesSink, Json, KafkaSource, Limits, Pipeline
 from airflow_provider_streamsem.connections import Connection, connection, use_resolver
-from airflow_provider_streamsem.connectors.contract import SinkCommit
 from airflow_provider_streamsem.connectors.kafka import cluster as kafka_cluster
 from airflow_provider_streamsem.connectors.kafka.client import call, settings_of
 from airflow_provider_streamsem.connectors.kafka.cluster import Partition, java_settings, parse_partition
 from airflow_provider_streamsem.connectors.kafka.offset_ranges import shared
 from airflow_provider_streamsem.connectors.kafka.sink import KafkaSink
 from airflow_provider_streamsem.connectors.kafka.source import KafkaPlanner
+from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
 from airflow_provider_streamsem.pipeline.spec.pipeline import from_json
 from airflow_provider_streamsem.protocol.entries import Committable

@@ -13,10 +13,9 @@ from botocore.exceptions import ClientError
 from airflow_provider_streamsem import Avro, Json, KinesisSource, Limits
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors import counting
-from airflow_provider_streamsem.connectors.contract import SourceEnd, SourceSlice
 from airflow_provider_streamsem.connectors.kinesis import stream as requests
 from airflow_provider_streamsem.connectors.kinesis.planner import KinesisPlanner
+from airflow_provider_streamsem.connectors.source import SourceEnd, SourceSlice
 from airflow_provider_streamsem.errors import (
     InvalidError,
     LogDamagedError,
@@ -165,7 +164,7 @@ def test_shard_that_is_missing_is_refused_or_a_gap(kinesis: Any, source: Kinesis
     planned = planner.slice(offsets, planner.poll(known), Limits(), known, on_data_loss="record_gap")
     assert planned is not None
     assert planned.gaps == {other: ((40, 50),)}
-    assert counting.count_gaps(source, planned.gaps) == 1
+    assert source.count_gaps(planned.gaps) == 1
 
 
 def test_range_without_a_proof_that_no_record_has_expired_is_refused(kinesis: Any, source: KinesisSource) -> None:
@@ -243,8 +242,8 @@ def aborted_thrice(planner: KinesisPlanner, start: dict[str, int], hint: Any) ->
 
 def test_lag_and_gaps_count_shards_and_not_sequence_numbers() -> None:
     source = KinesisSource(stream="orders")
-    assert counting.count(source, {"a": (10**50, 10**55), "b": (0, 7)}) == 2
-    assert counting.count(SeveralSources({"x": source}), {"x/a": (10**50, 10**55)}) == 1
+    assert source.count({"a": (10**50, 10**55), "b": (0, 7)}) == 2
+    assert SeveralSources({"x": source}).count({"x/a": (10**50, 10**55)}) == 1
 
 
 def test_stream_that_does_not_exist_is_named(kinesis: Any) -> None:

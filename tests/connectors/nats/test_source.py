@@ -10,9 +10,9 @@ import pytest
 
 from airflow_provider_streamsem import Avro, Json, Limits, NatsSource, Pipeline
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.contract import SourceEnd, SourceSlice
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.connectors.nats.pins import SequencePin
+from airflow_provider_streamsem.connectors.source import SourceEnd, SourceSlice
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, RecordsMissingError, SourceChangedError
 from airflow_provider_streamsem.pipeline.spec import pipeline as spec
 from airflow_provider_streamsem.stores.memory import MemoryStore

@@ -13,11 +13,11 @@ import requests
 
 from airflow_provider_streamsem import Avro, FilesSink, Json, Limits, Pipeline, PulsarSource
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.contract import SourceSlice
 from airflow_provider_streamsem.connectors.pulsar.access import Access
 from airflow_provider_streamsem.connectors.pulsar.admin import PulsarAdmin
 from airflow_provider_streamsem.connectors.pulsar.entries import ENTRIES, LedgerPin, Ledgers
 from airflow_provider_streamsem.connectors.pulsar.reading import RangeChangedError, _batch_size, messages
+from airflow_provider_streamsem.connectors.source import SourceSlice
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, SourceChangedError, UnavailableError
 from airflow_provider_streamsem.pipeline.spec import pipeline as spec
 from airflow_provider_streamsem.stores.memory import MemoryStore

@@ -12,7 +12,7 @@ import pytest
 
 from airflow_provider_streamsem import Limits, Pipeline, ReplaySource
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.contract import Source, SourceEnd
+from airflow_provider_streamsem.connectors.source import Source, SourceEnd
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, SourceChangedError, UnavailableError
 from airflow_provider_streamsem.pipeline.spec.pipeline import from_json
 from airflow_provider_streamsem.stores.contract import Store

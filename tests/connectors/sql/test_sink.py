@@ -6,7 +6,6 @@ import datetime
 import json
 import re
 import sqlite3
-import threading
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing, suppress
@@ -41,7 +40,6 @@ from airflow_provider_streamsem.testing.stores import Crash
 from tests.architecture.test_pages import blocks
 from tests.connectors.batches import (
     UUID,
-    check_that_commits_of_other_logs_are_refused,
     committed_batch,
     resolve_schema,
     schema_of,
@@ -49,7 +47,6 @@ from tests.connectors.batches import (
 )
 from tests.connectors.sql.database_steps import Steps
 from tests.pipeline_fixture import PipelineFixture
-from tests.rounds import ROUNDS
 
 MODES: dict[str, dict[str, Any]] = {
     "append": {"mode": "append"},
@@ -205,64 +202,6 @@ def commit_without_publishing(fixture: PipelineFixture, pipeline: Pipeline, run_
             raise AssertionError("the run did not die")
 
 
-@pytest.mark.parametrize("mode", MODES)
-def test_two_concurrent_publishers_and_a_late_one_apply_a_version_once(mode: str, db: Database, tmp_path: Path) -> None:
-    db.run(TABLE if mode == "upsert" else OPEN_TABLE)
-    fixture = PipelineFixture(tmp_path)
-    pipeline = fixture.pipeline(sinks={"t": sink(tmp_path, mode)})
-    for version in range(ROUNDS):
-        fixture.arrive(1)
-        commit_without_publishing(fixture, pipeline, f"r{version}")
-        batch = committed_batch(fixture, pipeline, "t", version)
-        start = threading.Barrier(2)
-        receipts: list[Receipt | None] = []
-
-        def publish(batch: Any = batch, start: Any = start, receipts: Any = receipts) -> None:
-            start.wait()
-            receipts.append(sink(tmp_path, mode).publish(batch, None))  # type: ignore[arg-type]
-
-        threads = [threading.Thread(target=publish) for _ in range(2)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        assert receipts == [Receipt(result="applied", rows=3)] * 2
-        assert db.ids() == fixture.expected
-        fixture.run(f"r{version}", pipeline=pipeline)
-    late = committed_batch(fixture, pipeline, "t", 3)
-    assert sink(tmp_path, mode).publish(late, None) is None  # type: ignore[arg-type]
-    assert sink(tmp_path, mode).skip(late, None) is None  # type: ignore[arg-type]
-    assert db.ids() == fixture.expected
-    assert db.markers() == [(ROUNDS - 1, "applied")]
-    assert fixture.verdict().violations == []
-
-
-@pytest.mark.parametrize("mode", MODES)
-def test_publisher_paused_between_marker_and_commit_changes_nothing_after_two_newer_versions(
-    mode: str, db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    db.run(TABLE if mode == "upsert" else OPEN_TABLE)
-    fixture = PipelineFixture(tmp_path)
-    pipeline = fixture.pipeline(sinks={"t": sink(tmp_path, mode)})
-    fixture.arrive(1)
-    commit_without_publishing(fixture, pipeline, "r0")
-    batch = committed_batch(fixture, pipeline, "t", 0)
-    real = JdbcSink.commit
-
-    def commit(self: JdbcSink, *given: Any, **named: Any) -> bool:
-        monkeypatch.setattr(JdbcSink, "commit", real)
-        fixture.run("r0", pipeline=pipeline)
-        for run_key in ("r1", "r2"):
-            fixture.arrive(1)
-            fixture.run(run_key, pipeline=pipeline)
-        return real(self, *given, **named)
-
-    monkeypatch.setattr(JdbcSink, "commit", commit)
-    assert sink(tmp_path, mode).publish(batch, None) is None  # type: ignore[arg-type]
-    assert db.ids() == fixture.expected
-    assert db.markers() == [(2, "applied")]
-
-
 @pytest.mark.parametrize("mode", ["append", "upsert"])
 def test_columns_whose_names_differ_only_in_punctuation_keep_their_values(
     mode: str, db: Database, tmp_path: Path
@@ -275,7 +214,7 @@ def test_columns_whose_names_differ_only_in_punctuation_keep_their_values(
     to = sink(tmp_path, mode)
     schema = schema_of(id="long", **dict.fromkeys(names, "string"))
     values = {"id": [1], **{name: [f"of {name}"] for name in names}}
-    to.publish(staged(to, pyarrow.table(values), schema=schema), None)  # type: ignore[arg-type]
+    to.publish(staged(to, pyarrow.table(values), schema=schema))
     assert db.run("SELECT * FROM t") == [(1, *(f"of {name}" for name in names))]
 
 
@@ -287,7 +226,7 @@ def test_late_publisher_of_a_skipped_version_finds_it_skipped(db: Database, tmp_
     commit_without_publishing(fixture, pipeline, "r")
     batch = committed_batch(fixture, pipeline, "t", 0)
     assert skip(pipeline, 0, sink="t", reason="why", log=fixture.log()).sinks["t"].result == "skipped"
-    assert sink(tmp_path).publish(batch, None) == Receipt(result="skipped", rows=0)  # type: ignore[arg-type]
+    assert sink(tmp_path).publish(batch) == Receipt(result="skipped", rows=0)
     assert db.ids() == Counter()
     assert fixture.verdict().violations == []
 
@@ -427,10 +366,10 @@ def test_upsert_keeps_the_last_row_of_a_key_within_and_across_batches(db: Databa
     db.run('CREATE TABLE t (id BIGINT PRIMARY KEY, "na""me %s" TEXT, mine TEXT DEFAULT \'kept\')')
     to, schema = sink(tmp_path, "upsert"), schema_of(**{"id": "long", 'na"me %s': "string"})
     rows = pyarrow.table({"id": [1, 2, 1], 'na"me %s': ["a", "b", "c"]})
-    to.publish(staged(to, rows, 0, schema=schema), None)  # type: ignore[arg-type]
+    to.publish(staged(to, rows, 0, schema=schema))
     db.run("UPDATE t SET mine = 'changed'")
     later = pyarrow.table({"id": [2, 3], 'na"me %s': ["d", ""]})
-    to.publish(staged(to, later, 1, schema=schema), None)  # type: ignore[arg-type]
+    to.publish(staged(to, later, 1, schema=schema))
     assert db.run("SELECT * FROM t ORDER BY id") == [(1, "c", "changed"), (2, "d", "changed"), (3, "", "kept")]
 
 
@@ -446,7 +385,7 @@ def test_values_arrive_unchanged(db: Database, tmp_path: Path) -> None:
         "b": [True, None], "i": [-(2**63), None], "f": [float("inf"), None], "s": ["", None], "x": [b"\x00\xff", None], "d": [at.date(), None],
         "u": [at.replace(tzinfo=datetime.timezone.utc), None], "n": [at, None], "m": [Decimal("-1234567890.12"), None], "a": [[1, None], None], "j": [[1], None],
     }  # fmt: skip
-    to.publish(staged(to, pyarrow.table(values), schema=schema), None)  # type: ignore[arg-type]
+    to.publish(staged(to, pyarrow.table(values), schema=schema))
     first, second = db.run("SELECT * FROM t")
     assert first == (1, -(2**63), float("inf"), "", b"\x00\xff", "2020-02-29", "2020-02-29 23:59:59.999999", "2020-02-29 23:59:59.999999", -1234567890.12, "[1,null]", "[1]")  # fmt: skip
     assert second == (None,) * 11
@@ -523,7 +462,7 @@ def test_constraint_that_would_silently_drop_rows_refuses_the_batch(
     target = sink(tmp_path, mode)
     batch = staged(target, pyarrow.table({"id": [1, 2], "other": [7, 7]}), schema=schema_of(id="long", other="long"))
     with pytest.raises(PublishError, match="UNIQUE"):
-        target.publish(batch, None)  # type: ignore[arg-type]
+        target.publish(batch)
     assert db.ids() == Counter()
 
 
@@ -646,16 +585,6 @@ def test_version_is_skipped_after_the_marker_table_was_dropped_and_later_ones_ar
     assert db.ids() == Counter([0, 1, 2, 6, 7, 8])
 
 
-def test_marker_of_a_commit_unknown_to_the_log_is_refused(db: Database, tmp_path: Path) -> None:
-    db.run("CREATE TABLE t (id BIGINT)")
-    to, schema = sink(tmp_path), schema_of(id="long")
-    first, second, third = (staged(to, pyarrow.table({"id": [at]}), at, schema=schema) for at in range(3))
-    to.publish(first, None)  # type: ignore[arg-type]
-    to.publish(second, None)  # type: ignore[arg-type]
-    check_that_commits_of_other_logs_are_refused(to, second, third)
-    assert db.ids() == Counter(range(3))
-
-
 def test_passwords_and_row_values_never_appear_in_output(
     db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -663,7 +592,7 @@ def test_passwords_and_row_values_never_appear_in_output(
     to, schema = sink(tmp_path), schema_of(s="string")
     batch = staged(to, pyarrow.table({"s": ["hunter2", "hunter2"]}), schema=schema)
     outputs = []
-    for call in (lambda: to.publish(batch, None), lambda: to.resolve_schema(schema)):  # type: ignore[arg-type]
+    for call in (lambda: to.publish(batch), lambda: to.resolve_schema(schema)):
         with pytest.raises(StreamsemError) as caught:
             call()
         error: BaseException | None = caught.value
@@ -737,7 +666,7 @@ def test_staged_rows_are_vacuumed_after_their_receipts(
     done = vacuum(pipeline, log=published.log())
     assert [attempt[:2] for attempt in done.attempts] == [("t", 0)]
     late = committed_batch(published, pipeline, "t", 0)
-    assert sink(tmp_path).publish(late, None) == Receipt(result="applied", rows=3)  # type: ignore[arg-type]
+    assert sink(tmp_path).publish(late) == Receipt(result="applied", rows=3)
     assert db.ids() == published.expected
     assert published.verdict().violations == []
 

@@ -22,7 +22,7 @@ from pyspark import cloudpickle
 
 from airflow_provider_streamsem import FilesSink, JdbcSource, Pipeline, guarantee
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.contract import SourceEnd, SourceSlice
+from airflow_provider_streamsem.connectors.source import SourceEnd, SourceSlice
 from airflow_provider_streamsem.connectors.sql.cursor import Cursor, CursorColumn
 from airflow_provider_streamsem.connectors.sql.executor_read import Access, reader
 from airflow_provider_streamsem.connectors.sql.pins import JdbcPin

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import pytest
 
-from airflow_provider_streamsem.connectors.contract import EffectLedger, SinkCommit, SinkMarker
+from airflow_provider_streamsem.connectors.sink import SinkCommit, SinkMarker
 from airflow_provider_streamsem.connectors.staged_parquet.transactions import Failure, TransactionalSink
 from airflow_provider_streamsem.errors import (
     MarkerLostError,
@@ -22,7 +22,7 @@ from airflow_provider_streamsem.errors import (
     StreamsemError,
     UnavailableError,
 )
-from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Marker, Receipt
+from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json, Marker, Receipt
 
 FILE = DataFile(key="data/3/a/x.parquet", bytes=1, rows=7, checksum="sha256:00")
 BATCH = SinkCommit(
@@ -37,6 +37,9 @@ class MemorySink(TransactionalSink["MemorySink"]):
     """A sink with a marker and a list of committed versions. Each try executes one step of the script."""
 
     tries: ClassVar[int] = 4
+    location: ClassVar[str] = "/staged"
+    reasons: ClassVar[tuple[str, ...]] = ()
+    can_remove_rows: ClassVar[bool] = False
 
     def __init__(self, *script: str, marker: SinkMarker | None = OLDER, reopens: bool = True) -> None:
         self.script = [*script]
@@ -45,6 +48,12 @@ class MemorySink(TransactionalSink["MemorySink"]):
         self.reads = 0
         self.table_version = 0
         type(self).reopens = reopens
+
+    def immutable_config(self) -> Json:
+        return {}
+
+    def marker(self, pipeline_uuid: str, sink: str) -> SinkMarker | None:
+        return self.stored_marker
 
     @contextmanager
     def opened(self, batch: SinkCommit, failure: Failure | None, *, skips: bool) -> Iterator[MemorySink]:
@@ -106,7 +115,7 @@ def no_waits(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def publish(sink: MemorySink, *, expected: SinkMarker | None = OLDER) -> Receipt | None:
     marker = None if expected is None else Marker(version=expected.version, outcome=expected.outcome)
-    return sink.publish(replace(BATCH, expected_marker=marker), cast(EffectLedger, None))
+    return sink.publish(replace(BATCH, expected_marker=marker))
 
 
 @pytest.mark.parametrize(
@@ -210,5 +219,5 @@ def test_sink_that_lost_its_marker_gets_no_commit() -> None:
 def test_skip_sets_the_marker_of_a_sink_that_lost_it() -> None:
     sink = MemorySink("applied", marker=None)
     marker = Marker(version=OLDER.version, outcome=OLDER.outcome)
-    receipt = sink.skip(replace(BATCH, expected_marker=marker), cast(EffectLedger, None))
+    receipt = sink.skip(replace(BATCH, expected_marker=marker))
     assert receipt == Receipt(result="skipped", rows=0)

@@ -81,7 +81,7 @@ def delta(root: str, how: str) -> str:
 
 
 def _publish_delta(sink: DeltaSink, version: int, table: pa.Table) -> None:
-    assert sink.publish(staged(sink, table, version, schema=SCHEMA), None) is not None  # type: ignore[arg-type]
+    assert sink.publish(staged(sink, table, version, schema=SCHEMA)) is not None
 
 
 @lru_cache
