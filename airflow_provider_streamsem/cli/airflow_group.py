@@ -22,8 +22,9 @@ def commands() -> list[CLICommand]:
         ActionCommand(
             name=command.name,
             help=command.help,
+            description=command.description,
             func=partial(_execute, command.name),
-            args=[Arg(flags=argument.flags, **argument.settings) for argument in arguments_of(command)],
+            args=[Arg(flags=flags, **settings) for flags, settings in arguments_of(command)],
             epilog=f"example:\n  airflow streamsem {command.name} {command.example}\n\n{EXIT_CODES}",
         )
         for command in COMMANDS

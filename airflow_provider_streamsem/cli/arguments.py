@@ -8,9 +8,22 @@ from __future__ import annotations
 
 import argparse
 import textwrap
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
+from airflow_provider_streamsem.verbs import (
+    DRY_RUN,
+    ENGINE,
+    SESSION,
+    VERBS,
+    VERSION,
+    Flag,
+    Integer,
+    Parameter,
+    Texts,
+    Verb,
+)
 from airflow_provider_streamsem.version import __version__
 
 EXIT_CODES = """exit codes:
@@ -32,495 +45,257 @@ GROUPS = {
 }
 """Title → the commands below it in ``streamsem --help``."""
 
-
-@dataclass(frozen=True, slots=True)
-class Argument:
-    """The arguments for one call of ``argparse.ArgumentParser.add_argument``."""
-
-    flags: tuple[str, ...]
-    settings: dict[str, Any]
-
-
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A command. The function with its name in :mod:`airflow_provider_streamsem.cli.commands` implements it, with ``_`` in place of ``-``."""
-
-    name: str
-    help: str
-    example: str
-    """Example arguments for the help text."""
-    arguments: tuple[Argument, ...]
-    takes_target: bool = True
-    """Whether the command takes a log or a pipeline as its first argument."""
-    is_target_optional: bool = False
-    """Whether an option may replace the first argument."""
-    builds: str = ""
-    """
-    The objects of a pipeline that the command creates; ``""`` for none. A command that creates any requires the pipeline file. It must not use the spec in a
-    log instead. A writer of the log could then choose which code runs, and with which credentials.
-    """
-
-
-def _argument(*flags: str, **settings: Any) -> Argument:
-    return Argument(flags, settings)
-
-
-_LOG = _argument(
+_TARGET = Parameter(
     "target",
-    metavar="LOG|PIPELINE",
-    help="URL or path of a commit log, or a pipeline: a TOML file, or a Python file and a variable, such as dags/orders.py:ORDERS",
-)
-_PIPELINE = _argument(
-    "target",
+    "a pipeline: a TOML file, or a Python file and a variable, such as dags/orders.py:ORDERS",
+    required=True,
+    is_positional=True,
     metavar="PIPELINE",
-    help="a pipeline: a TOML file, or a Python file and a variable, such as dags/orders.py:ORDERS",
 )
-_JSON = _argument("--json", action="store_true", help="print one JSON document on standard output")
-_SESSION = (
-    _argument("--master", default="local[*]", help="Spark master, if no session is active (default: local[*])"),
-    _argument(
-        "--spark-conn-id",
-        metavar="ID",
-        help="instead of a master: a connection of type spark or spark_connect (outside Airflow: in AIRFLOW_CONN_<ID>)",
-    ),
-    _argument(
-        "--spark-conf",
-        metavar="NAME=VALUE",
-        action="append",
-        default=[],
-        help="a Spark setting of the session; may be repeated",
-    ),
-)
-_PACKAGES = _argument(
-    "--spark-packages", choices=["auto"], help="auto: load the Spark packages that the pipeline needs"
-)
-_ENGINE = (
-    _argument(
-        "--run-key",
-        help="identifies the run: a command with the same key returns the same result (default: a new key, which is printed)",
-    ),
-    *_SESSION,
-    _PACKAGES,
-)
-_ORIGINAL = _argument("original", metavar="LOG", help="URL or path of the original pipeline's log")
-_VERSION = _argument("version", type=int, metavar="N", help="the version")
-
+_LOG = replace(_TARGET, help=f"URL or path of a commit log, or {_TARGET.help}", metavar="LOG|PIPELINE")
+_JSON = Flag("json", "print one JSON document on standard output")
+_LOGS = Texts("logs", "URL or path of a commit log", required=True, is_positional=True, metavar="LOG")
+_AT = Integer("at", "as of this version (default: the newest)")
+_SINK = Parameter("sink", "name of the files sink, if there are several")
+_WIDE = Flag("wide", "show all columns and whole texts, even if the terminal is too narrow")
 _OFFSETS = (
-    _argument("--checkpoint", metavar="DIR", help="URL or path of the checkpoint of a Structured Streaming query"),
-    _argument("--group", metavar="NAME", help="in place of a checkpoint: a Kafka consumer group"),
+    Parameter("checkpoint", "URL or path of the checkpoint of a Structured Streaming query", metavar="DIR"),
+    Parameter("group", "in place of a checkpoint: a Kafka consumer group", metavar="NAME"),
 )
+
+
+def _limit(help: str) -> Parameter:
+    return Integer("limit", help, minimum=1, default=20)
+
 
 COMMANDS = (
-    Command(
-        "run",
-        "Run one batch. With --drain, run batches up to the current end offsets of the source.",
-        "orders.toml --drain",
-        (
-            _argument(
-                "--drain",
-                action="store_true",
-                help="run batches up to the end offsets that the source has when the run starts",
+    *VERBS,
+    Verb(
+        name="run",
+        help="Run one batch. With --drain, run batches up to the current end offsets of the source.",
+        example="orders.toml --drain",
+        parameters=(
+            Flag("drain", "run batches up to the end offsets that the source has when the run starts"),
+            Parameter(
+                "source",
+                "in place of a pipeline: generate ten records a second, for a first look without an external system",
+                choices=("rate",),
             ),
-            _argument(
-                "--source",
-                choices=["rate"],
-                help="in place of a pipeline: generate ten records a second, for a first look without an external system",
-            ),
-            _argument(
-                "--into",
+            Parameter(
+                "into",
+                "with --source: directory of the pipeline file, the log and the rows (default: ./streamsem-rate)",
                 metavar="DIR",
-                help="with --source: directory of the pipeline file, the log and the rows (default: ./streamsem-rate)",
             ),
-            *_ENGINE,
+            *ENGINE,
         ),
         is_target_optional=True,
         builds="the source and the sinks",
     ),
-    Command(
-        "reprocess",
-        "Reprocess a committed version from the same ranges, and replace its rows.",
-        "orders.toml 41",
-        (
-            _argument(
-                "version",
-                metavar="N",
-                nargs="?",
-                help="the version, or versions and intervals of versions, both ends inclusive, such as 3-7,9",
-            ),
-            _argument("--quarantined", action="store_true", help="reprocess every version with quarantined records"),
-            _argument("--since", metavar="TIME", help="select the versions that were committed at or after this time"),
-            _argument("--until", metavar="TIME", help="select the versions that were committed at or before this time"),
-            _argument(
-                "--offsets",
-                metavar="PARTITION=START:END",
-                action="append",
-                default=[],
-                help="select the versions that have read one of the offsets [START, END); may be repeated",
-            ),
-            _argument(
-                "--dry-run", action="store_true", help="show what would be replaced, but read and write no record"
-            ),
-            _argument(
-                "--stage-only",
-                action="store_true",
-                help="stage one version and hold it: its rows become visible by `streamsem commit`, and no run plans until then",
-            ),
-            _argument(
-                "--downstream",
-                metavar="LOG",
-                action="append",
-                default=[],
-                help="with --dry-run: also count the affected versions of a pipeline that reads this one; may be repeated",
-            ),
-            _argument(
-                "--current-lookups",
-                action="store_true",
-                help="read the current rows of the lookups, instead of those that the version read",
-            ),
-            *_ENGINE,
-        ),
-        builds="the source and the sinks",
+    Verb(
+        name="log",
+        help="List versions, newest first.",
+        example="s3://lake/_streamsem/orders --limit 5",
+        parameters=(_limit("number of versions"), _WIDE),
     ),
-    Command(
-        "commit",
-        "Commit a held version, which `reprocess --stage-only` has staged.",
-        "orders.toml 57",
-        (_VERSION, _argument("--attempt", metavar="ID", help="the reviewed attempt, if several were staged")),
-        builds="the source and the sinks",
+    Verb(
+        name="show",
+        help="Show the plan and the outcome of a version.",
+        example="s3://lake/_streamsem/orders 41",
+        parameters=(VERSION,),
     ),
-    Command(
-        "compact",
-        "Rewrite the rows of many small files into fewer, larger files.",
-        "orders.toml --dry-run",
-        (
-            _argument("--dry-run", action="store_true", help="show which files would be rewritten, but write nothing"),
-            _argument(
-                "--sink",
-                metavar="NAME",
-                help="the sink to compact (default: all files sinks). The table of a Delta or Iceberg sink is compacted only if it is named here: afterwards, "
-                "versions whose files were rewritten cannot be reprocessed or rolled back in this table",
-            ),
-            _argument(
-                "--target-file-bytes",
-                metavar="N",
-                type=int,
-                default=134_217_728,
-                help="the size of the new files in bytes (default: %(default)s)",
-            ),
-            _argument(
-                "--max-bytes",
-                metavar="N",
-                type=int,
-                default=4_294_967_296,
-                help="the maximum size in bytes of the files that one version, or one Iceberg snapshot, rewrites (default: %(default)s)",
-            ),
-            *_SESSION,
-            _PACKAGES,
-        ),
-        builds="the source and the sinks",
-    ),
-    Command(
-        "rollback",
-        "Roll the pipeline back to a version: its rows, offsets and state are again those after this version.",
-        "orders.toml 41",
-        (
-            _argument("version", type=int, nargs="?", metavar="N", help="the newest version to keep"),
-            _argument("--until", metavar="TIME", help="the newest version that was closed at or before this time"),
-            _argument("--run-key", help="identifies the request: a command with the same key rolls back once"),
-        ),
-        builds="the source and the sinks",
-    ),
-    Command(
-        "alter",
-        "Continue the log with the given spec, although its sinks, source, deduplication or state differ from those in the log.",
-        "orders.toml --dry-run",
-        (
-            _argument("--dry-run", action="store_true", help="show the differences, but write nothing"),
-            _argument(
-                "--alter-from",
-                metavar="CONFIG",
-                help="replace only a spec with this config, which the dry run and the error of a run show",
-            ),
-            _argument(
-                "--moved",
-                action="append",
-                metavar="SINK",
-                default=[],
-                help="the dataset of this files sink was copied to the new path; may be repeated",
-            ),
-        ),
-        builds="the source and the sinks",
-    ),
-    Command(
-        "log",
-        "List versions, newest first.",
-        "s3://lake/_streamsem/orders --limit 5",
-        (
-            _argument("--limit", type=int, default=20, help="number of versions (default: 20)"),
-            _argument(
-                "--wide",
-                action="store_true",
-                help="show all columns and whole reasons, even if the terminal is too narrow",
-            ),
+    Verb(
+        name="files",
+        help="List the visible files, for any engine that reads files.",
+        example="s3://lake/_streamsem/orders --since 40",
+        parameters=(
+            _AT,
+            Integer("since", "only files of versions above this one (exclusive)"),
+            Parameter("sink", "only files of this sink"),
         ),
     ),
-    Command("show", "Show the plan and the outcome of a version.", "s3://lake/_streamsem/orders 41", (_VERSION,)),
-    Command(
-        "files",
-        "List the visible files, for any engine that reads files.",
-        "s3://lake/_streamsem/orders --since 40",
-        (
-            _argument("--at", type=int, metavar="N", help="as of this version (default: the newest)"),
-            _argument("--since", type=int, metavar="N", help="only files of versions above this one (exclusive)"),
-            _argument("--sink", help="only files of this sink"),
-        ),
-    ),
-    Command(
-        "export",
-        "Describe the visible files of a version for an engine that does not read the log.",
-        "s3://lake/_streamsem/orders --format duckdb",
-        (
-            _argument(
-                "--format",
+    Verb(
+        name="export",
+        help="Describe the visible files of a version for an engine that does not read the log.",
+        example="s3://lake/_streamsem/orders --format duckdb",
+        parameters=(
+            Parameter(
+                "format",
+                "symlink: manifests for Athena, Trino and Hive; duckdb: the SQL of a view; polars: the Python code of a scan",
                 required=True,
-                choices=["symlink", "duckdb", "polars"],
-                help="symlink: manifests for Athena, Trino and Hive; duckdb: the SQL of a view; polars: the Python code of a scan",
+                choices=("symlink", "duckdb", "polars"),
             ),
-            _argument("--at", type=int, metavar="N", help="as of this version (default: the newest)"),
-            _argument("--sink", help="name of the files sink, if there are several"),
-            _argument(
-                "--into", metavar="DIR", help="with symlink: directory for the manifests; a new one for each version"
-            ),
+            _AT,
+            _SINK,
+            Parameter("into", "with symlink: directory for the manifests; a new one for each version", metavar="DIR"),
         ),
     ),
-    Command(
-        "state",
-        "Show the state that the transform keeps after each version, newest first.",
-        "s3://lake/_streamsem/orders --limit 5",
-        (
-            _argument("--limit", type=int, default=20, help="number of versions (default: 20)"),
-            _argument("--wide", action="store_true", help="show all columns, even if the terminal is too narrow"),
+    Verb(
+        name="state",
+        help="Show the state that the transform keeps after each version, newest first.",
+        example="s3://lake/_streamsem/orders --limit 5",
+        parameters=(_limit("number of versions"), _WIDE),
+    ),
+    Verb(
+        name="quarantine",
+        help="Show the quarantined records: records that could not be parsed, and late rows, and their positions in the source.",
+        example="s3://lake/_streamsem/orders --limit 100",
+        parameters=(
+            _AT,
+            Integer("since", "only records of versions above this one"),
+            _limit("maximum number of records"),
         ),
     ),
-    Command(
-        "quarantine",
-        "Show the quarantined records: records that could not be parsed, and late rows, and their positions in the source.",
-        "s3://lake/_streamsem/orders --limit 100",
-        (
-            _argument("--at", type=int, metavar="N", help="as of this version (default: the newest)"),
-            _argument("--since", type=int, metavar="N", help="only records of versions above this one"),
-            _argument("--limit", type=int, default=20, help="maximum number of records (default: 20)"),
-        ),
+    Verb(
+        name="doctor",
+        help="Test whether the log's store supports create-if-absent. The test writes objects below doctor/.",
+        example="s3://lake/_streamsem/orders",
     ),
-    Command(
-        "verify",
-        "Check every invariant of the log and every visible file.",
-        "orders.toml",
-        (
-            _argument(
-                "--log-only",
-                action="store_true",
-                help="check only log entries and quarantined records; skip data files, markers and state",
-            ),
-            _argument(
-                "--deep",
-                action="store_true",
-                help="also read all rows with Spark, look for ids that are visible more than once; with PIPELINE also compare the offsets with the source",
-            ),
-            _argument(
-                "--ids",
-                metavar="COLUMN",
-                action="append",
-                default=[],
-                help="with --deep: a column of the id; may be repeated (default: the keys of dedup)",
-            ),
-            *_SESSION,
-        ),
-    ),
-    Command(
-        "doctor",
-        "Test whether the log's store supports create-if-absent. The test writes objects below doctor/.",
-        "s3://lake/_streamsem/orders",
-        (),
-    ),
-    Command(
-        "doctor-spark",
-        "Run small batches on the installed Spark, or on a cluster, and check their counts.",
-        "--master 'local[2]'",
-        (
-            *_SESSION,
-            _argument(
-                "--class-archive",
+    Verb(
+        name="doctor-spark",
+        help="Run small batches on the installed Spark, or on a cluster, and check their counts.",
+        example="--master 'local[2]'",
+        parameters=(
+            *SESSION,
+            Parameter(
+                "class_archive",
+                "also write an archive of the classes that the batches have loaded, with which drivers start faster",
                 metavar="FILE",
-                help="also write an archive of the classes that the batches have loaded, with which drivers start faster",
             ),
         ),
         takes_target=False,
     ),
-    Command(
-        "check-monoid",
-        "Test the laws of a monoid in Python with example rows.",
-        "my_package.monoids:LONGEST rows.jsonl",
-        (
-            _argument("monoid", metavar="MODULE:NAME", help="a Monoid object, such as my_package.monoids:LONGEST"),
-            _argument("rows", metavar="FILE", help="JSON Lines: one example row per line"),
+    Verb(
+        name="check-monoid",
+        help="Test the laws of a monoid in Python with example rows.",
+        example="my_package.monoids:LONGEST rows.jsonl",
+        parameters=(
+            Parameter(
+                "monoid",
+                "a Monoid object, such as my_package.monoids:LONGEST",
+                required=True,
+                is_positional=True,
+                metavar="MODULE:NAME",
+            ),
+            Parameter(
+                "rows", "JSON Lines: one example row per line", required=True, is_positional=True, metavar="FILE"
+            ),
         ),
         takes_target=False,
     ),
-    Command(
-        "import-offsets",
-        "Show the offsets of a Structured Streaming query or of a consumer group as `starting` of a Kafka source.",
-        "orders.toml --checkpoint s3://lake/checkpoints/orders",
-        _OFFSETS,
+    Verb(
+        name="import-offsets",
+        help="Show the offsets of a Structured Streaming query or of a consumer group as `starting` of a Kafka source.",
+        example="orders.toml --checkpoint s3://lake/checkpoints/orders",
+        parameters=_OFFSETS,
         builds="the source",
     ),
-    Command(
-        "export-offsets",
-        "Write the next offsets of the pipeline to a new checkpoint of Structured Streaming, or to a consumer group.",
-        "orders.toml --group orders",
-        _OFFSETS,
+    Verb(
+        name="export-offsets",
+        help="Write the next offsets of the pipeline to a new checkpoint of Structured Streaming, or to a consumer group.",
+        example="orders.toml --group orders",
+        parameters=_OFFSETS,
         builds="the source",
     ),
-    Command("lag", "Show how far the pipeline is behind its source.", "orders.toml", (), builds="the source"),
-    Command(
-        "abort",
-        "Abort the open version. A batch is then planned again.",
-        "orders.toml 41 --reason 'a file cannot be restored'",
-        (_VERSION, _argument("--reason", required=True, help="stored in the log")),
-        builds="the source",
+    Verb(
+        name="lag", help="Show how far the pipeline is behind its source.", example="orders.toml", builds="the source"
     ),
-    Command(
-        "skip",
-        "Skip publishing the newest commit to one sink. The sink then lacks its rows.",
-        "orders.toml 41 --sink warehouse --reason 'the table was rebuilt by hand'",
-        (
-            _VERSION,
-            _argument("--sink", required=True, action="append", help="name of the sink; may be repeated"),
-            _argument("--reason", required=True, help="stored in the log"),
-        ),
-        builds="the sinks",
-    ),
-    Command(
-        "move-log",
-        "Move a commit log to another location. Datasets stay at their locations. After a crash, run the command again.",
-        "s3://lake/_streamsem/orders s3://new-lake/_streamsem/orders",
-        (
-            _argument("to", metavar="NEW", help="URL or path of the new location"),
-            _argument(
-                "--already-moved",
-                action="store_true",
-                help="only record the move, because all objects were moved by hand and none is left at the old location",
+    Verb(
+        name="move-log",
+        help="Move a commit log to another location. Datasets stay at their locations. After a crash, run the command again.",
+        example="s3://lake/_streamsem/orders s3://new-lake/_streamsem/orders",
+        parameters=(
+            Parameter("to", "URL or path of the new location", required=True, is_positional=True, metavar="NEW"),
+            Flag(
+                "already_moved",
+                "only record the move, because all objects were moved by hand and none is left at the old location",
             ),
         ),
     ),
-    Command(
-        "fork",
-        "Create a pipeline that continues another one after a version, as a trial.",
-        "orders_v2.toml s3://lake/_streamsem/orders --at 41",
-        (
-            _ORIGINAL,
-            _argument("--at", type=int, metavar="N", help="the version; -1: the beginning (default: the newest)"),
-            _argument("--until", metavar="TIME", help="the newest version that was closed at or before this time"),
-            _argument(
-                "--from",
-                metavar="TIME",
-                dest="from_time",
-                help="replay the source from this time: start without state at the first records with this time or a later one",
-            ),
-        ),
-        builds="the source and the sinks",
-    ),
-    Command(
-        "diff",
-        "Compare a fork with its original, or a held version with what it would replace.",
-        "s3://lake/_streamsem/orders_v2 s3://lake/_streamsem/orders --limit 5",
-        (
-            _argument(
+    Verb(
+        name="diff",
+        help="Compare a fork with its original, or a held version with what it would replace.",
+        example="s3://lake/_streamsem/orders_v2 s3://lake/_streamsem/orders --limit 5",
+        parameters=(
+            Parameter(
                 "original",
+                "URL or path of the original pipeline's log; or the number of a held version",
+                required=True,
+                is_positional=True,
                 metavar="LOG",
-                help="URL or path of the original pipeline's log; or the number of a held version",
             ),
-            _argument("--sink", help="name of the files sink, if there are several"),
-            _argument("--attempt", metavar="ID", help="of a held version: which attempt, if several were staged"),
-            _argument(
-                "--limit",
-                type=int,
-                default=20,
-                help="number of different rows to show, also of each state (default: 20)",
-            ),
-            *_SESSION,
+            _SINK,
+            Parameter("attempt", "of a held version: which attempt, if several were staged", metavar="ID"),
+            _limit("number of different rows to show, also of each state"),
+            *SESSION,
         ),
     ),
-    Command(
-        "drop",
-        "Delete a fork: its log and its datasets. Stop its runs first.",
-        "orders_v2.toml --dry-run",
-        (_argument("--dry-run", action="store_true", help="report what would be deleted, but do not delete it"),),
+    Verb(
+        name="drop",
+        help="Delete a fork: its log and its datasets. Stop its runs first.",
+        example="orders_v2.toml --dry-run",
+        parameters=(DRY_RUN,),
         builds="the sinks",
     ),
-    Command(
-        "top",
-        "Show the newest versions of several logs. In a terminal, the table is refreshed until the command is interrupted.",
-        "s3://lake/_streamsem/orders s3://lake/_streamsem/payments",
-        (
-            _argument("logs", metavar="LOG", nargs="+", help="URL or path of a commit log"),
-            _argument(
-                "--interval", type=int, default=5, metavar="S", help="seconds between two refreshes (default: 5)"
-            ),
+    Verb(
+        name="top",
+        help="Show the newest versions of several logs. In a terminal, the table is refreshed until the command is interrupted.",
+        example="s3://lake/_streamsem/orders s3://lake/_streamsem/payments",
+        parameters=(
+            _LOGS,
+            Integer("interval", "seconds between two refreshes", minimum=1, default=5, metavar="S"),
         ),
         takes_target=False,
     ),
-    Command(
-        "ui",
-        "Show logs in a browser, on this machine only, until the command is interrupted.",
-        "s3://lake/_streamsem/orders s3://lake/_streamsem/payments",
-        (
-            _argument("logs", metavar="LOG", nargs="+", help="URL or path of a commit log"),
-            _argument("--port", type=int, default=0, help="port of the page (default: any free port)"),
-            _argument(
-                "--show-records", action="store_true", help="also show the contents of quarantined records on the page"
-            ),
+    Verb(
+        name="ui",
+        help="Show logs in a browser, on this machine only, until the command is interrupted.",
+        example="s3://lake/_streamsem/orders s3://lake/_streamsem/payments",
+        parameters=(
+            _LOGS,
+            Integer("port", "port of the page; 0: any free port", minimum=0, maximum=65_535, default=0),
+            Flag("show_records", "also show the contents of quarantined records on the page"),
         ),
         takes_target=False,
     ),
-    Command(
-        "explain",
-        "Show the guarantee of the pipeline and its reasons.",
-        "orders.toml",
-        (),
+    Verb(
+        name="explain",
+        help="Show the guarantee of the pipeline and its reasons.",
+        example="orders.toml",
         builds="the source and the sinks",
-    ),
-    Command(
-        "vacuum",
-        "Delete files of attempts that did not commit, staged files of published versions, state that no kept version needs, and on request replaced files.",
-        "orders.toml --dry-run",
-        (
-            _argument("--dry-run", action="store_true", help="report the files, but do not delete them"),
-            _argument("--all", action="store_true", help="also inspect versions that an earlier vacuum has inspected"),
-            _argument(
-                "--keep-versions",
-                metavar="N",
-                type=int,
-                help="let versions older than the newest N expire, and delete the files that only they need. This cannot be undone",
-            ),
-            _argument(
-                "--keep-days",
-                metavar="N",
-                type=int,
-                help="with --keep-versions: versions that were the newest in the last N days are kept, too (default: 7)",
-            ),
-        ),
-        builds="the sinks",
     ),
 )
 
 
-def arguments_of(command: Command) -> tuple[Argument, ...]:
-    """Return the arguments of a command, including those that several commands share."""
-    target = _PIPELINE if command.builds else _LOG
-    if command.is_target_optional:
-        target = _argument(*target.flags, nargs="?", **target.settings)
-    return (*((target,) if command.takes_target else ()), _JSON, *command.arguments)
+def option(parameter: Parameter | str) -> str:
+    """Return the name of a parameter on the command line."""
+    if isinstance(parameter, Parameter):
+        if parameter.is_positional:
+            return parameter.metavar or parameter.name
+        parameter = parameter.option or parameter.name
+    return f"--{parameter.replace('_', '-')}"
+
+
+def arguments_of(command: Verb) -> Iterator[tuple[tuple[str, ...], dict[str, Any]]]:
+    """Yield the flags and the settings for ``argparse`` of each argument of a command, including those that several commands share."""
+    target = replace(_TARGET if command.builds else _LOG, required=not command.is_target_optional)
+    for parameter in (*((target,) if command.takes_target else ()), _JSON, *command.parameters):
+        yield _argument(parameter)
+
+
+def _argument(parameter: Parameter) -> tuple[tuple[str, ...], dict[str, Any]]:
+    """The declaration has the defaults. Here they are ``None``, which shows that the user has given no value."""
+    settings: dict[str, Any] = {"help": parameter.described(option(parameter.needs))}
+    is_array = parameter.type == "array"
+    if parameter.type == "boolean":
+        settings["action"] = "store_true"
+    else:
+        settings |= {"metavar": parameter.metavar, "choices": parameter.choices or None}
+        settings |= {"type": int} if parameter.type == "integer" else {}
+    if parameter.is_positional:
+        return (parameter.name,), {**settings, "nargs": "+" if is_array else None if parameter.required else "?"}
+    if is_array:
+        settings |= {"action": "append", "help": f"{settings['help']}; may be repeated"}
+    return (option(parameter),), {**settings, "dest": parameter.name, "required": parameter.required}
 
 
 def _listed() -> str:
@@ -551,10 +326,10 @@ def parser() -> argparse.ArgumentParser:
     for command in COMMANDS:
         subparser = commands.add_parser(
             command.name,
-            description=command.help,
+            description=command.description,
             epilog=f"example:\n  streamsem {command.name} {command.example}",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
-        for argument in arguments_of(command):
-            subparser.add_argument(*argument.flags, **argument.settings)
+        for flags, settings in arguments_of(command):
+            subparser.add_argument(*flags, **settings)
     return top

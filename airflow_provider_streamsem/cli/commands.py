@@ -22,7 +22,7 @@ from airflow_provider_streamsem import extras
 from airflow_provider_streamsem.arguments import integer, time_ms
 from airflow_provider_streamsem.cli import first_look
 from airflow_provider_streamsem.cli import top as top_
-from airflow_provider_streamsem.cli.arguments import COMMANDS
+from airflow_provider_streamsem.cli.arguments import COMMANDS, option
 from airflow_provider_streamsem.cli.log_table import log_table
 from airflow_provider_streamsem.cli.offset_commands import export_offsets, import_offsets
 from airflow_provider_streamsem.cli.output import CommandResult, Table, utc
@@ -45,7 +45,6 @@ from airflow_provider_streamsem.errors import InvalidError, StreamsemError
 from airflow_provider_streamsem.pipeline.maintenance.abort import abort as abort_version
 from airflow_provider_streamsem.pipeline.maintenance.drop import drop as drop_
 from airflow_provider_streamsem.pipeline.maintenance.fork import fork as fork_
-from airflow_provider_streamsem.pipeline.maintenance.vacuum import KEEP_DAYS
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum as vacuum_log
 from airflow_provider_streamsem.pipeline.spec.guarantee import guarantee, warnings
 from airflow_provider_streamsem.pipeline.spec.location import located
@@ -76,7 +75,8 @@ def result_of_command(args: argparse.Namespace) -> CommandResult:
     :raises InvalidError: the arguments or the pipeline are not valid for this command
     :raises StreamsemError: the command failed
     """
-    command = _COMMANDS[args.command]
+    command, declared = _COMMANDS[args.command], next(each for each in COMMANDS if each.name == args.command)
+    vars(args).update(declared.values(vars(args), option))
     if not hasattr(args, "target"):
         return command(args)
     if args.command == "run":
@@ -91,7 +91,7 @@ def result_of_command(args: argparse.Namespace) -> CommandResult:
             f"name the variable: streamsem {args.command} {os.path.relpath(args.target.rpartition('.py')[0])}.py:NAME."
         )
     if not args.target.endswith(".toml") and file_and_variable is None:
-        _refuse_without_pipeline(args)
+        _refuse_without_pipeline(args, declared.builds)
         args.pipeline, args.log = None, args.target
         return command(args)
     pipeline = (
@@ -139,9 +139,8 @@ def _pipeline_of(path: str, name: str) -> Pipeline:
     return pipeline
 
 
-def _refuse_without_pipeline(args: argparse.Namespace) -> None:
+def _refuse_without_pipeline(args: argparse.Namespace, builds: str) -> None:
     """A writer of the log could choose, by the spec in it, which code such a command runs here, and with which credentials."""
-    builds = next(command.builds for command in COMMANDS if command.name == args.command)
     if builds:
         raise InvalidError(
             f"`streamsem {args.command}` needs the settings of {builds}, and reads them only from your pipeline file, never from a log",
@@ -152,7 +151,6 @@ def _refuse_without_pipeline(args: argparse.Namespace) -> None:
 
 def log(args: argparse.Namespace) -> CommandResult:
     """List versions (``streamsem log``)."""
-    integer("--limit", args.limit, least=1)
     opened = open_log(args.log)
     # An attempt that ended before it wrote its manifest has left files only in the datasets. Only the user's pipeline names their locations.
     sinks = {} if args.pipeline is None else args.pipeline.sinks
@@ -243,7 +241,6 @@ def export(args: argparse.Namespace) -> CommandResult:
 
 def state(args: argparse.Namespace) -> CommandResult:
     """Show the state of the transform's operators (``streamsem state``)."""
-    integer("--limit", args.limit, least=1)
     opened = open_log(args.log)
     versions: list[Json] = []
     for version in opened.versions(limit=args.limit):
@@ -287,7 +284,6 @@ def state(args: argparse.Namespace) -> CommandResult:
 
 def quarantine(args: argparse.Namespace) -> CommandResult:
     """Show quarantined records (``streamsem quarantine``)."""
-    integer("--limit", args.limit, least=1)
     opened = open_log(args.log, pipeline=args.pipeline)
     records = list(islice(opened.quarantined(version=args.at, since=args.since), args.limit + 1))
     shown = records[: args.limit]
@@ -311,8 +307,6 @@ def _position(record: Mapping[str, Any]) -> str:
 
 def verify(args: argparse.Namespace) -> CommandResult:
     """Verify a log and its datasets (``streamsem verify``)."""
-    if args.ids and not args.deep:
-        raise InvalidError("--ids requires --deep", given=args.ids)
     if args.deep and args.log_only:
         raise InvalidError("--deep reads the rows, and --log-only reads only the log: give one of them")
     if args.deep:
@@ -418,7 +412,7 @@ def abort(args: argparse.Namespace) -> CommandResult:
 
 def skip(args: argparse.Namespace) -> CommandResult:
     """Skip publishing a version to sinks (``streamsem skip``)."""
-    receipts = skip_(args.pipeline, args.version, sink=args.sink, reason=args.reason)
+    receipts = skip_(args.pipeline, args.version, sink=args.sinks, reason=args.reason)
     results = {name: receipt.result for name, receipt in receipts.sinks.items()}
     lines = [f"version {args.version}: sink {name}: {result}" for name, result in sorted(results.items())]
     return CommandResult(document={"version": args.version, "results": results}, lines=lines)
@@ -480,7 +474,6 @@ def diff(args: argparse.Namespace) -> CommandResult:
     """Compare a fork with its original, or a held version with the rows that it would replace (``streamsem diff``)."""
     from airflow_provider_streamsem.cli import fork_comparison
 
-    integer("--limit", args.limit, least=1)
     if args.original.isdecimal():
         opened = open_log(args.log, pipeline=args.pipeline)
         session = engine_of_arguments(args, None).session()
@@ -542,7 +535,6 @@ def _upstream(pipeline: Pipeline, source: Source) -> tuple[dict[str, Any], str] 
 
 def top(args: argparse.Namespace) -> CommandResult:
     """Show the state of several pipelines (``streamsem top``)."""
-    integer("--interval", args.interval, least=1)
     rows = top_.pipelines(_urls(args))
     return CommandResult(document={"pipelines": rows}, tables=[top_.overview(rows, now_ms=SYSTEM_CLOCK.now_ms())])
 
@@ -551,7 +543,6 @@ def ui(args: argparse.Namespace) -> CommandResult:
     """Serve the page until the command is interrupted (``streamsem ui``)."""
     from airflow_provider_streamsem.web.server import serve
 
-    integer("--port", args.port, least=0, most=65_535)
     logs = _urls(args)
     try:
         with suppress(KeyboardInterrupt):
@@ -568,22 +559,14 @@ def _show_address(url: str) -> None:
     print(f"{url}  (Ctrl-C stops it)", file=sys.stderr, flush=True)
 
 
-def _keep_days(args: argparse.Namespace) -> int:
-    if args.keep_days is not None and args.keep_versions is None:
-        raise InvalidError(
-            "--keep-days applies only together with --keep-versions; nothing was deleted", given=args.keep_days
-        ).advising("give --keep-versions too, or leave out --keep-days.")
-    return KEEP_DAYS if args.keep_days is None else int(args.keep_days)
-
-
 def vacuum(args: argparse.Namespace) -> CommandResult:
     """Delete files that no reader and no run needs (``streamsem vacuum``)."""
     vacuumed = vacuum_log(
         args.pipeline,
         dry_run=args.dry_run,
-        all_versions=args.all,
+        all_versions=args.all_versions,
         keep_versions=args.keep_versions,
-        keep_days=_keep_days(args),
+        keep_days=args.keep_days,
     )
     return CommandResult(
         document={**plain(vacuumed), "dry_run": args.dry_run},

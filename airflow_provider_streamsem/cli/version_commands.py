@@ -78,24 +78,24 @@ def reprocess(args: argparse.Namespace) -> CommandResult:
     if args.quarantined == (selection is not None):
         raise InvalidError(
             "reprocess requires versions, a time, offsets, or --quarantined",
-            given=args.version,
+            given=args.versions,
             quarantined=args.quarantined,
         )
     pipeline = args.pipeline
     if args.dry_run and selection is not None:
         radius = preview_reprocess(pipeline, selection, downstream=args.downstream)
         return CommandResult(document=plain(radius), lines=descriptions.blast_radius(radius))
-    if args.dry_run or args.downstream:
-        raise InvalidError("--dry-run requires versions, a time or offsets, and --downstream requires --dry-run")
-    is_single = selection is not None and args.version is not None and args.version.isdecimal()
+    if args.dry_run:
+        raise InvalidError("--dry-run requires versions, a time or offsets")
+    is_single = selection is not None and args.versions is not None and args.versions.isdecimal()
     if args.run_key is not None and not is_single:
-        raise InvalidError("--run-key requires one version: several versions are one run each", given=args.version)
+        raise InvalidError("--run-key requires one version: several versions are one run each", given=args.versions)
     engine = engine_of_arguments(args, args.spark_packages)
     if args.stage_only:
         return _staged_only(args, engine, is_single=is_single)
     if is_single:
         result = reprocess_(
-            pipeline, int(args.version), run_key=args.run_key, current_lookups=args.current_lookups, engine=engine
+            pipeline, int(args.versions), run_key=args.run_key, current_lookups=args.current_lookups, engine=engine
         )
         ran, (kept, lines) = _result_of_run(pipeline, result), _kept_versions(pipeline, result)
         return replace(ran, document={**ran.document, **kept}, lines=[*ran.lines, *lines])
@@ -109,8 +109,8 @@ def reprocess(args: argparse.Namespace) -> CommandResult:
 
 def _staged_only(args: argparse.Namespace, engine: SparkEngine, *, is_single: bool) -> CommandResult:
     if not is_single or args.run_key is not None:
-        raise InvalidError("--stage-only requires one version, and no --run-key", given=args.version)
-    held = stage_reprocessing(args.pipeline, int(args.version), current_lookups=args.current_lookups, engine=engine)
+        raise InvalidError("--stage-only requires one version, and no --run-key", given=args.versions)
+    held = stage_reprocessing(args.pipeline, int(args.versions), current_lookups=args.current_lookups, engine=engine)
     lines = [
         f"version {held.version} is staged and not visible: it would replace the rows of version {held.replaces}",
         *aligned(report.ordered_counts(held.counts)),
@@ -132,10 +132,10 @@ def _selection(args: argparse.Namespace) -> Selection | None:
         for name, given in (("--since", args.since), ("--until", args.until))
     )
     offsets = parse_offsets(args.offsets)
-    if args.version is None and since_ms is None and until_ms is None and not offsets:
+    if args.versions is None and since_ms is None and until_ms is None and not offsets:
         return None
     return Selection(
-        versions=() if args.version is None else parse_versions(args.version),
+        versions=() if args.versions is None else parse_versions(args.versions),
         since_ms=since_ms,
         until_ms=until_ms,
         offsets=offsets,

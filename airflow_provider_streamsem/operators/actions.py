@@ -22,7 +22,7 @@ from airflow_provider_streamsem.observability.observed import Observed
 from airflow_provider_streamsem.operators.engines import HasEngine
 from airflow_provider_streamsem.pipeline.maintenance.abort import abort
 from airflow_provider_streamsem.pipeline.maintenance.alter import alter
-from airflow_provider_streamsem.pipeline.maintenance.vacuum import KEEP_DAYS, MOST_DAYS, vacuum
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.pipeline.run.reprocess import reprocess
 from airflow_provider_streamsem.pipeline.run.selection import (
     Selection,
@@ -40,46 +40,33 @@ from airflow_provider_streamsem.protocol.view import Head, OpenHead
 from airflow_provider_streamsem.readers import descriptions
 from airflow_provider_streamsem.readers.files import CommittedLog, open_log
 from airflow_provider_streamsem.readers.verify import verify
+from airflow_provider_streamsem.verbs import ACTIONS, DRY_RUN, Parameter
 from airflow_provider_streamsem.web.addresses import ACTION_KEY, ACTION_TASK, actions_tag
 
 
 @dataclass(frozen=True, slots=True)
 class _Request:
-    """The params of a DAG run. ``settings`` has those that are set; see :func:`actions_dag`."""
+    """The params of a DAG run; see :func:`actions_dag`. ``given`` has those that are set, and ``values`` all that the action uses."""
 
     action: str
     dry_run: bool
-    settings: dict[str, Any]
+    given: dict[str, Any]
+    values: dict[str, Any]
 
     @staticmethod
     def of(params: Any) -> _Request:
         given = {name: params[name] for name in _PARAMS if _is_set(params.get(name))}
-        action = choice("action", given.pop("action", None), tuple(_ACTIONS))
+        action = choice("action", given.pop("action", None), ACTIONS)
         dry_run = bool(given.pop("dry_run", False))
-        if unused := sorted(given.keys() - {*_USED[action], "log", "spec"}):
+        verb = ACTIONS[action]
+        if unused := sorted(given.keys() - {*verb.params, _LOG.name, _SPEC.name}):
             raise InvalidError(
                 "the action does not use these params; nothing was done",
                 action=action,
                 given=unused,
-                accepted=_USED[action],
+                accepted=[*verb.params],
             )
-        return _Request(action, dry_run, given)
-
-    def get(self, name: str) -> Any:
-        return self.settings.get(name)
-
-    def spans(self) -> tuple[tuple[int, int], ...]:
-        return () if self.get("versions") is None else parse_versions(str(self.get("versions")))
-
-    def version(self) -> int | None:
-        spans = self.spans()
-        if not spans:
-            return None
-        if len(spans) > 1 or spans[0][0] != spans[0][1]:
-            raise InvalidError(
-                "this action applies to one version; nothing was done", action=self.action, given=self.get("versions")
-            )
-        return spans[0][0]
+        return _Request(action, dry_run, given, verb.values(given))
 
 
 def _is_set(value: Any) -> bool:
@@ -155,17 +142,17 @@ class ActionOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # type: i
             with self.resolved_pipeline(context) as pipeline:
                 request = _Request.of(context["params"])
                 opened = open_log(pipeline.log)
-                if request.get("log") not in (None, pipeline.log, opened.log.store.url):
+                if request.given.get(_LOG.name) not in (None, pipeline.log, opened.log.store.url):
                     raise InvalidError(
                         "the pipeline of this DAG has another log; nothing was done",
-                        given=request.get("log"),
+                        given=request.given[_LOG.name],
                         log=pipeline.log,
                     ).advising("choose the DAG whose pipeline has this log.")
-                if request.get("spec") not in (None, pipeline.spec_sha256):
+                if request.given.get(_SPEC.name) not in (None, pipeline.spec_sha256):
                     raise InvalidError(
                         "the pipeline of this DAG has changed since the preview; nothing was done"
                     ).advising("preview the action again.")
-                found = _ACTIONS[request.action](_Call(self, ti, pipeline, request, opened, lines))
+                found = _PERFORM[request.action](_Call(self, ti, pipeline, request, opened, lines))
         except Exception as error:
             ti.xcom_push(key=ACTION_KEY, value={"lines": lines, "confirm": None, "problem": _problem(error)})
             raise
@@ -173,7 +160,7 @@ class ActionOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # type: i
             self.log.info("%s", line)
         confirm = None
         if found.confirm is not None and request.dry_run:
-            confirm = {**request.settings, **found.confirm, "action": request.action, "dry_run": False}
+            confirm = {**request.given, **found.confirm, "action": request.action, "dry_run": False}
         problem = "the log or a file violates an invariant" if found.failed else None
         ti.xcom_push(key=ACTION_KEY, value={"lines": [*found.lines], "confirm": confirm, "problem": problem})
         if found.failed:
@@ -189,19 +176,16 @@ def _problem(error: Exception) -> str:
 
 
 def _verify(call: _Call) -> _Description:
-    verdict = verify(call.pipeline, files=not call.request.get("log_only"))
+    verdict = verify(call.pipeline, files=not call.request.values["log_only"])
     return _Description(descriptions.verdict(verdict), failed=not verdict.clean)
 
 
 def _reprocess(call: _Call) -> _Description:
-    request, pipeline = call.request, call.pipeline
-    times = {
-        f"{name}_ms": None if request.get(name) is None else time_ms(name, request.get(name))
-        for name in ("since", "until")
-    }
-    offsets = parse_offsets(request.get("offsets") or ())
-    selection = Selection(versions=request.spans(), offsets=offsets, **times)
-    if request.dry_run:
+    values, pipeline = call.request.values, call.pipeline
+    times = {f"{name}_ms": None if values[name] is None else time_ms(name, values[name]) for name in ("since", "until")}
+    versions = () if values["versions"] is None else parse_versions(str(values["versions"]))
+    selection = Selection(versions=versions, offsets=parse_offsets(values["offsets"]), **times)
+    if call.request.dry_run:
         radius = preview_reprocess(pipeline, selection)
         possible = [version for version in radius.versions if version not in radius.refused]
         only = {
@@ -223,7 +207,7 @@ def _reprocess(call: _Call) -> _Description:
 
 
 def _abort(call: _Call) -> _Description:
-    log, version = call.opened.log, call.request.version()
+    log, version = call.opened.log, call.request.values["version"]
     head = log.newest_head()
     if version is not None and (stored := log.outcome(version)) is not None:
         return _Description([_aborted(stored)])
@@ -245,13 +229,13 @@ def _abort(call: _Call) -> _Description:
             f"version {plan.version} would be aborted. Its rows never become visible. {consequence}",
             "an attempt that still runs can no longer commit the version",
         ]
-        return _Description(lines, confirm={"versions": str(plan.version)})
+        return _Description(lines, confirm={"version": plan.version})
     if version is None:
-        raise InvalidError("`versions` must name the open version; nothing was aborted", open=plan.version).advising(
-            f"run the preview, or set versions={plan.version}."
+        raise InvalidError("`version` must name the open version; nothing was aborted", open=plan.version).advising(
+            f"run the preview, or set version={plan.version}."
         )
     return _Description(
-        [_aborted(abort(log, call.opened.record, version, reason=text("reason", call.request.get("reason"))))]
+        [_aborted(abort(log, call.opened.record, version, reason=text("reason", call.request.values["reason"])))]
     )
 
 
@@ -261,7 +245,7 @@ def _aborted(outcome: Outcome) -> str:
 
 
 def _skip(call: _Call) -> _Description:
-    log, version, sinks = call.opened.log, call.request.version(), call.request.get("sinks")
+    log, version, sinks = call.opened.log, call.request.values["version"], call.request.values["sinks"]
     if version is not None and (stored := log.receipts(version)) is not None:
         return _Description(_received(stored))
     head = log.newest_head()
@@ -278,13 +262,13 @@ def _skip(call: _Call) -> _Description:
         lines.append("rows that a sink has received already stay there")
         if {*outcome.publish} - {*skipped}:
             lines.append("the version is published to the other sinks")
-        return _Description(lines, confirm={"versions": str(outcome.version), "sinks": skipped})
-    if version is None or sinks is None:
+        return _Description(lines, confirm={"version": outcome.version, "sinks": skipped})
+    if version is None or not sinks:
         raise InvalidError(
-            "`versions` and `sinks` must name the version and the sinks; nothing was skipped", pending=outcome.version
+            "`version` and `sinks` must name the version and the sinks; nothing was skipped", pending=outcome.version
         ).advising("run the preview, which names both.")
     return _Description(
-        _received(skip(call.pipeline, version, sink=list(sinks), reason=text("reason", call.request.get("reason"))))
+        _received(skip(call.pipeline, version, sink=list(sinks), reason=text("reason", call.request.values["reason"])))
     )
 
 
@@ -300,24 +284,18 @@ def _received(receipts: Receipts) -> list[str]:
 
 
 def _vacuum(call: _Call) -> _Description:
-    request = call.request
-    keep_versions, keep_days = request.get("keep_versions"), request.get("keep_days")
-    if keep_versions is None and keep_days is not None:
-        raise InvalidError(
-            "`keep_days` applies only together with `keep_versions`; nothing was deleted", given=keep_days
-        ).advising("set keep_versions, or leave out keep_days.")
+    dry_run, values = call.request.dry_run, call.request.values
     found = vacuum(
         call.pipeline,
-        dry_run=request.dry_run,
-        all_versions=bool(request.get("all_versions")),
-        keep_versions=keep_versions,
-        keep_days=KEEP_DAYS if keep_days is None else keep_days,
+        dry_run=dry_run,
+        all_versions=values["all_versions"],
+        keep_versions=values["keep_versions"],
+        keep_days=values["keep_days"],
     )
-    lines = descriptions.vacuumed(found, dry_run=request.dry_run, keep_versions=keep_versions)
-    if request.dry_run and found.expired:
+    lines = descriptions.vacuumed(found, dry_run=dry_run, keep_versions=values["keep_versions"])
+    if dry_run and found.expired:
         lines += _waits_for(call.opened.log.newest_head())
-    confirm: dict[str, Any] | None = {} if found.attempts or found.keys else None
-    return _Description(lines, confirm=confirm)
+    return _Description(lines, confirm={} if found.attempts or found.keys else None)
 
 
 def _waits_for(head: Head) -> list[str]:
@@ -331,32 +309,17 @@ def _waits_for(head: Head) -> list[str]:
 
 
 def _alter(call: _Call) -> _Description:
-    request = call.request
-    found = alter(
-        call.pipeline,
-        alter_from=request.get("alter_from"),
-        moved=request.get("moved") or (),
-        dry_run=request.dry_run,
-    )
+    dry_run, values = call.request.dry_run, call.request.values
+    found = alter(call.pipeline, alter_from=values["alter_from"], moved=values["moved"], dry_run=dry_run)
     confirm = (
         {"alter_from": found.config, "spec": call.pipeline.spec_sha256}
         if any(change.kind != "changed" for change in found.changes)
         else None
     )
-    return _Description(descriptions.alteration(found, dry_run=request.dry_run), confirm=confirm)
+    return _Description(descriptions.alteration(found, dry_run=dry_run), confirm=confirm)
 
 
-_USED = {
-    "verify": ["log_only"],
-    "reprocess": ["versions", "since", "until", "offsets"],
-    "abort": ["versions", "reason"],
-    "skip": ["versions", "sinks", "reason"],
-    "vacuum": ["all_versions", "keep_versions", "keep_days"],
-    "alter": ["alter_from", "moved"],
-}
-"""Action → the params that it uses, beside ``log`` and ``spec``."""
-
-_ACTIONS: dict[str, Callable[[_Call], _Description]] = {
+_PERFORM: dict[str, Callable[[_Call], _Description]] = {
     "verify": _verify,
     "reprocess": _reprocess,
     "abort": _abort,
@@ -365,46 +328,34 @@ _ACTIONS: dict[str, Callable[[_Call], _Description]] = {
     "alter": _alter,
 }
 
-
-def _text(description: str) -> Param:
-    return Param(None, type=["null", "string"], description=description)
-
-
-def _texts(description: str) -> Param:
-    return Param(None, type=["null", "array"], items={"type": "string"}, description=description)
+_LOG = Parameter("log", "URL of the commit log. A pipeline with another one is refused")
+_SPEC = Parameter(
+    "spec", "Sha256 of the pipeline spec, which the preview returns. A pipeline with another one is refused"
+)
 
 
-def _integer(description: str, *, least: int, most: int | None = None) -> Param:
-    bounds = {"minimum": least} if most is None else {"minimum": least, "maximum": most}
-    return Param(None, type=["null", "integer"], description=description, **bounds)
+def _param(parameter: Parameter, users: Sequence[str] = ()) -> Param:
+    """``None`` is no value, except of a boolean, for which Airflow shows a switch."""
+    names = f"{', '.join(users).capitalize()}: " if users else ""
+    schema: dict[str, Any] = {"description": f"{names}{parameter.described(parameter.needs)}."}
+    if parameter.type == "boolean":
+        return Param(False, type="boolean", **schema)
+    bounds = {"minimum": parameter.minimum, "maximum": parameter.maximum}
+    schema |= {name: bound for name, bound in bounds.items() if bound is not None}
+    schema |= {"items": {"type": "string"}} if parameter.type == "array" else {}
+    return Param(None, type=["null", parameter.type], **schema)
 
 
 _PARAMS: dict[str, Param] = {
-    "action": Param("verify", type="string", enum=list(_ACTIONS), description="What to do with the pipeline."),
-    "dry_run": Param(True, type="boolean", description="Only describe what the action would do. Nothing is written."),
-    "versions": _text("Versions, such as 3-7, 9. Abort and skip apply to one version."),
-    "since": _text("Reprocess: only batches that were committed at this time or later. ISO 8601, with a time zone."),
-    "until": _text("Reprocess: only batches that were committed at this time or earlier."),
-    "offsets": _texts("Reprocess: only batches that read one of these offsets, each as PARTITION=START:END."),
-    "sinks": _texts("Skip: the sinks to which the version is not published."),
-    "reason": _text("Abort and skip: why. The log stores it."),
-    "all_versions": Param(
-        False, type="boolean", description="Vacuum: also inspect versions that an earlier vacuum inspected."
-    ),
-    "keep_versions": _integer(
-        "Vacuum: the number of newest versions to keep. Older versions expire: they can no longer be read or rolled back to. Default: all.",
-        least=1,
-    ),
-    "keep_days": _integer(
-        f"Vacuum: with keep_versions, versions that were the newest one at some time in the last keep_days days are kept, too. Default: {KEEP_DAYS}.",
-        least=0,
-        most=MOST_DAYS,
-    ),
-    "log_only": Param(False, type="boolean", description="Verify: only the log, and no data file."),
-    "alter_from": _text("Alter: the config id of the commit log. The dry run names it."),
-    "moved": _texts("Alter: files sinks whose dataset was copied to the new path."),
-    "log": _text("URL of the commit log. A pipeline with another one is refused."),
-    "spec": _text("Sha256 of the pipeline spec, which the preview returns. A pipeline with another one is refused."),
+    "action": Param("verify", type="string", enum=[*ACTIONS], description="What to do with the pipeline."),
+    "dry_run": Param(True, type="boolean", description=f"{DRY_RUN.help.capitalize()}."),
+    **{
+        name: _param(parameter, [each.name for each in ACTIONS.values() if name in each.params])
+        for verb in ACTIONS.values()
+        for name, parameter in verb.params.items()
+    },
+    "log": _param(_LOG),
+    "spec": _param(_SPEC),
 }
 
 
@@ -427,9 +378,9 @@ def actions_dag(
 
     * ``action``: ``verify``, ``reprocess``, ``abort``, ``skip``, ``vacuum`` or ``alter``
     * ``dry_run``: describe what the action would do, and write nothing (the default)
-    * ``versions``, ``since``, ``until``, ``offsets``: the batches to reprocess; ``versions`` is also the version to abort or to skip
-    * ``sinks``: the sinks to skip; ``reason``: why a version is aborted or skipped
-    * ``all_versions``, ``keep_versions`` and ``keep_days`` of vacuum, ``log_only`` of verify, ``alter_from`` and ``moved`` of alter: as in the commands
+    * the parameters of the command of the same name: ``versions``, ``since``, ``until`` and ``offsets`` of reprocess; ``version`` and ``reason`` of abort;
+      ``version``, ``sinks`` and ``reason`` of skip; ``all_versions``, ``keep_versions`` and ``keep_days`` of vacuum; ``log_only`` of verify; ``alter_from`` and
+      ``moved`` of alter
     * ``log``: URL of the log that the pipeline must have; default: any
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file, which must exist when the DAG is parsed

@@ -11,14 +11,15 @@ import airflow
 from airflow.sdk import BaseOperator, timezone
 from packaging.version import Version
 
-from airflow_provider_streamsem.arguments import integer, seconds, text
+from airflow_provider_streamsem.arguments import seconds, text
 from airflow_provider_streamsem.errors import OpenVersionError
 from airflow_provider_streamsem.hooks.failures import airflow_exception
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
 from airflow_provider_streamsem.operators.engines import HasEngine
-from airflow_provider_streamsem.pipeline.maintenance.compact import LEAST_BYTES, MAX_BYTES, TARGET_FILE_BYTES, compact
+from airflow_provider_streamsem.pipeline.maintenance.compact import compact
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.protocol.codec import plain
+from airflow_provider_streamsem.verbs import MAX_BYTES, TARGET_FILE_BYTES
 
 logger = logging.getLogger(__name__)
 
@@ -58,8 +59,8 @@ class CompactOperator(HasPipeline, HasEngine, BaseOperator):  # type: ignore[mis
         *,
         pipeline: Pipeline | str,
         sink: str | None = None,
-        target_file_bytes: int = TARGET_FILE_BYTES,
-        max_bytes: int = MAX_BYTES,
+        target_file_bytes: int = TARGET_FILE_BYTES.default,
+        max_bytes: int = MAX_BYTES.default,
         patience: timedelta | float = timedelta(hours=1),
         spark_master: str | None = None,
         spark_conn_id: str | None = None,
@@ -71,8 +72,8 @@ class CompactOperator(HasPipeline, HasEngine, BaseOperator):  # type: ignore[mis
         self.set_pipeline(pipeline)
         self.set_engine(spark_master, spark_conn_id, spark_conf, spark_packages)
         self.sink = None if sink is None else text("sink", sink)
-        self.target_file_bytes = integer("target_file_bytes", target_file_bytes, least=LEAST_BYTES)
-        self.max_bytes = integer("max_bytes", max_bytes, least=LEAST_BYTES)
+        self.target_file_bytes = TARGET_FILE_BYTES.checked(target_file_bytes)
+        self.max_bytes = MAX_BYTES.checked(max_bytes)
         self.patience_s = seconds("patience", patience)
 
     def execute(self, context: Any) -> list[dict[str, Any]]:

@@ -7,14 +7,14 @@ from typing import Any
 
 from airflow.sdk import BaseOperator
 
-from airflow_provider_streamsem.arguments import flag, integer
 from airflow_provider_streamsem.hooks.failures import airflow_exception
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
-from airflow_provider_streamsem.pipeline.maintenance.vacuum import KEEP_DAYS, vacuum
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.readers import descriptions
 from airflow_provider_streamsem.readers.verify import verify
+from airflow_provider_streamsem.verbs import ALL_VERSIONS, DRY_RUN, KEEP_DAYS, KEEP_VERSIONS, LOG_ONLY
 
 _SHOWN = 5
 
@@ -54,15 +54,15 @@ class VacuumOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
         dry_run: bool = False,
         all_versions: bool = False,
         keep_versions: int | None = None,
-        keep_days: int = KEEP_DAYS,
+        keep_days: int = KEEP_DAYS.default,
         **kwargs: Any,
     ) -> None:
         super().__init__(**kwargs)
         self.set_pipeline(pipeline)
-        self.all_versions = flag("all_versions", all_versions)
-        self.keep_versions = None if keep_versions is None else integer("keep_versions", keep_versions, least=1)
-        self.keep_days = integer("keep_days", keep_days, least=0)
-        self.is_dry_run = flag("dry_run", dry_run)  # BaseOperator has a method named dry_run
+        self.all_versions = ALL_VERSIONS.checked(all_versions)
+        self.keep_versions = KEEP_VERSIONS.checked(keep_versions)
+        self.keep_days = KEEP_DAYS.checked(keep_days)
+        self.is_dry_run = DRY_RUN.checked(dry_run)  # BaseOperator has a method named dry_run
 
     def execute(self, context: Any) -> dict[str, Any]:
         """
@@ -102,17 +102,17 @@ class VerifyOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
     :class:`airflow_provider_streamsem.readers.verify.Verdict` as JSON.
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated)
-    :param files: ``False`` checks only the log, and no data file
+    :param log_only: check only the log, and no data file
     :raises InvalidError: an argument is not valid
     """
 
     template_fields: Sequence[str] = ("pipeline_file",)
     ui_color = "#dde3ea"
 
-    def __init__(self, *, pipeline: Pipeline | str, files: bool = True, **kwargs: Any) -> None:
+    def __init__(self, *, pipeline: Pipeline | str, log_only: bool = False, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.set_pipeline(pipeline)
-        self.files = flag("files", files)
+        self.log_only = LOG_ONLY.checked(log_only)
 
     def execute(self, context: Any) -> dict[str, Any]:
         """
@@ -121,7 +121,7 @@ class VerifyOperator(HasPipeline, BaseOperator):  # type: ignore[misc]
         :raises AirflowFailException: the log or a file has a violation; or the log cannot be read and a retry cannot help
         """
         with self.resolved_pipeline(context) as pipeline:
-            verdict = verify(pipeline, files=self.files)
+            verdict = verify(pipeline, files=not self.log_only)
         if not verdict.clean:
             first = "; ".join(f"{v.invariant} version={v.version} {v.what}" for v in verdict.violations[:_SHOWN])
             raise airflow_exception("AirflowFailException")(

@@ -7,7 +7,7 @@ from typing import Any
 
 from airflow.sdk import BaseOperator
 
-from airflow_provider_streamsem.arguments import flag, integer_or_text
+from airflow_provider_streamsem.arguments import integer_or_text
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
 from airflow_provider_streamsem.hooks.runs import run_key
 from airflow_provider_streamsem.observability.observed import Observed
@@ -15,6 +15,7 @@ from airflow_provider_streamsem.operators.engines import HasEngine
 from airflow_provider_streamsem.operators.outlets import checked_partition_key, emit_outlet_events
 from airflow_provider_streamsem.pipeline.run.reprocess import reprocess
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
+from airflow_provider_streamsem.verbs import CURRENT_LOOKUPS
 
 
 class ReprocessOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # type: ignore[misc]
@@ -57,7 +58,7 @@ class ReprocessOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # type
         self.set_pipeline(pipeline)
         self.set_engine(spark_master, spark_conn_id, spark_conf, spark_packages)
         self.version = version
-        self.current_lookups = flag("current_lookups", current_lookups)
+        self.current_lookups = CURRENT_LOOKUPS.checked(current_lookups)
         self.partition_key = checked_partition_key(partition_key, self.outlets)
 
     def execute(self, context: Any) -> dict[str, Any]:

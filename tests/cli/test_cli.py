@@ -20,7 +20,7 @@ from rich.console import Console
 from airflow_provider_streamsem import FilesSource, Limits, load_pipeline, open_log, run_batch
 from airflow_provider_streamsem.cli import commands as commands_
 from airflow_provider_streamsem.cli import first_look, output, version_commands
-from airflow_provider_streamsem.cli.arguments import COMMANDS, GROUPS, Command, parser
+from airflow_provider_streamsem.cli.arguments import COMMANDS, GROUPS, parser
 from airflow_provider_streamsem.cli.log_table import log_table
 from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.cli.output import CommandResult, Table
@@ -30,6 +30,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.stores.local import LocalStore
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine
+from airflow_provider_streamsem.verbs import Verb
 from tests.pipeline_fixture import PipelineFixture
 
 GOLDEN = Path(__file__).parent / "json_shapes.json"
@@ -480,7 +481,7 @@ def test_command_imports_no_heavy_modules(fixture: PipelineFixture) -> None:
 
 
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda command: command.name)
-def test_help_of_a_command_has_a_valid_example(capsys: pytest.CaptureFixture[str], command: Command) -> None:
+def test_help_of_a_command_has_a_valid_example(capsys: pytest.CaptureFixture[str], command: Verb) -> None:
     with pytest.raises(SystemExit):
         main([command.name, "--help"])
     assert f"streamsem {command.name} {command.example}" in capsys.readouterr().out

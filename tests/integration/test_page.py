@@ -233,7 +233,7 @@ def test_viewer_is_offered_no_action(site: Site, viewer: BrowserContext) -> None
     expect(page.get_by_role("button", name="Actions")).to_have_count(0)
     refused = viewer.request.post(
         f"{site.airflow.url}/api/v2/dags/shop_actions/dagRuns",
-        data={"logical_date": None, "conf": {"action": "abort", "versions": "2", "dry_run": False, "reason": "x"}},
+        data={"logical_date": None, "conf": {"action": "abort", "version": 2, "dry_run": False, "reason": "x"}},
     )
     assert refused.status == 403
 

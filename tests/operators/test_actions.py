@@ -115,8 +115,8 @@ def test_abort_does_nothing_if_the_version_was_committed_first(fixture: Publishi
     fixture.check()
 
 
-@pytest.mark.parametrize("params", [{"versions": "0"}, {"versions": "0", "reason": " "}, {"reason": "why"}])
-def test_abort_requires_a_version_and_a_reason(fixture: PublishingFixture, params: dict[str, str]) -> None:
+@pytest.mark.parametrize("params", [{"version": 0}, {"version": 0, "reason": " "}, {"reason": "why"}])
+def test_abort_requires_a_version_and_a_reason(fixture: PublishingFixture, params: dict[str, Any]) -> None:
     fixture.dies("first")
     before = objects(fixture)
     assert "InvalidError" in act(fixture, action="abort", **params)["problem"]
@@ -293,10 +293,10 @@ def test_verification_that_finds_a_violation_fails(fixture: PublishingFixture) -
 def test_pipeline_with_another_log_is_refused(fixture: PublishingFixture) -> None:
     fixture.dies("first")
     before = objects(fixture)
-    found = act(fixture, action="abort", versions="0", reason="why", log="s3://another/log")
+    found = act(fixture, action="abort", version=0, reason="why", log="s3://another/log")
     assert "another log; nothing was done" in found["problem"]
     assert objects(fixture) == before
-    assert act(fixture, action="abort", versions="0", reason="why", log=fixture.store.url)["problem"] is None
+    assert act(fixture, action="abort", version=0, reason="why", log=fixture.store.url)["problem"] is None
 
 
 @pytest.mark.parametrize(
@@ -314,8 +314,9 @@ def test_pipeline_with_another_log_is_refused(fixture: PublishingFixture) -> Non
         {"action": "vacuum", "keep_versions": 1, "keep_days": -1},
         {"action": "vacuum", "keep_days": 7},
         {"action": "verify", "keep_versions": 1},
-        {"action": "abort", "versions": "0-3"},
-        {"action": "skip", "versions": "1", "sinks": ["table"]},
+        {"action": "abort", "version": -1},
+        {"action": "abort", "versions": "0", "reason": "why"},
+        {"action": "skip", "version": 1, "sinks": ["table"]},
     ],
 )
 def test_invalid_params_fail_the_task_without_a_retry(fixture: PublishingFixture, params: dict[str, Any]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_provider_streamsem.arguments import integer, text
+from airflow_provider_streamsem.arguments import text
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import (
     DataError,
@@ -16,6 +16,7 @@ from airflow_provider_streamsem.pipeline.versions.commit import abort_outcome, c
 from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord, Plan
 from airflow_provider_streamsem.protocol.kinds.reprocess import Reprocess
 from airflow_provider_streamsem.protocol.view import OpenHead
+from airflow_provider_streamsem.verbs import VERSION
 
 
 def abort(log: CommitLog, record: PipelineRecord, version: int, *, reason: str) -> Outcome:
@@ -26,7 +27,7 @@ def abort(log: CommitLog, record: PipelineRecord, version: int, *, reason: str) 
     :returns: the stored outcome. It is a *commit* if an attempt committed the version first
     :raises InvalidError: the version is not open, or an argument is not valid
     """
-    integer("version", version, least=0)
+    VERSION.checked(version)
     text("reason", reason)
     head = log.newest_head()
     if not isinstance(head, OpenHead) or head.plan.version != version:

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 
 from airflow_provider_streamsem import registry, telemetry
-from airflow_provider_streamsem.arguments import flag, integer, text
+from airflow_provider_streamsem.arguments import text
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.connectors.sink import PublishingSink
@@ -43,15 +43,9 @@ from airflow_provider_streamsem.protocol.entries import (
 )
 from airflow_provider_streamsem.protocol.kinds.rewrite import Rewrite
 from airflow_provider_streamsem.protocol.view import ClosedHead, LogView, OpenHead
+from airflow_provider_streamsem.verbs import DRY_RUN, MAX_BYTES, TARGET_FILE_BYTES
 
 logger = telemetry.log_of(__name__)
-
-TARGET_FILE_BYTES = 128 * 2**20
-"""The default of ``target_file_bytes``."""
-MAX_BYTES = 4 * 2**30
-"""The default of ``max_bytes``."""
-LEAST_BYTES = 65_536
-"""The smallest value of both."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,8 +80,8 @@ def compact(
     pipeline: Pipeline,
     *,
     sink: str | None = None,
-    target_file_bytes: int = TARGET_FILE_BYTES,
-    max_bytes: int = MAX_BYTES,
+    target_file_bytes: int = TARGET_FILE_BYTES.default,
+    max_bytes: int = MAX_BYTES.default,
     dry_run: bool = False,
     engine: Engine | None = None,
     log: CommitLog | None = None,
@@ -124,9 +118,8 @@ def compact(
     :raises DataError: files cannot be read, or the rows of the new files differ. Visible rows are unchanged
     :raises UnavailableError: other writers have changed the files of the table, or a store or catalog did not report the result of a request
     """
-    integer("target_file_bytes", target_file_bytes, least=LEAST_BYTES)
-    integer("max_bytes", max_bytes, least=LEAST_BYTES)
-    flag("dry_run", dry_run)
+    target_file_bytes, max_bytes = TARGET_FILE_BYTES.checked(target_file_bytes), MAX_BYTES.checked(max_bytes)
+    dry_run = DRY_RUN.checked(dry_run)
     names = _sinks(pipeline, sink)
     log = log or open_commit_log(pipeline.log)
     existing_record(pipeline, log)

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from functools import cache, partial
 
 from airflow_provider_streamsem import state_files, telemetry
-from airflow_provider_streamsem.arguments import integer
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.connectors.sink import Sink
 from airflow_provider_streamsem.dedup import STATE, layers_dataset, stored_layers
@@ -35,6 +34,7 @@ from airflow_provider_streamsem.protocol.view import Head
 from airflow_provider_streamsem.state import FIELD as OPERATORS
 from airflow_provider_streamsem.state import operator_state
 from airflow_provider_streamsem.stores.contract import ObjectStat
+from airflow_provider_streamsem.verbs import KEEP_DAYS, KEEP_VERSIONS
 
 logger = telemetry.log_of(__name__)
 
@@ -45,12 +45,6 @@ _LATE_MS = 86_400_000
 Every vacuum inspects the versions that were closed less than this many milliseconds ago, because an attempt of such a version may still write files. Older
 versions are inspected once.
 """
-
-
-KEEP_DAYS = 7
-"""The default of ``keep_days``."""
-MOST_DAYS = 36_500
-"""The maximum of ``keep_days``."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -79,7 +73,7 @@ def vacuum(
     dry_run: bool = False,
     all_versions: bool = False,
     keep_versions: int | None = None,
-    keep_days: int = KEEP_DAYS,
+    keep_days: int = KEEP_DAYS.default,
     log: CommitLog | None = None,
 ) -> Vacuumed:
     """
@@ -112,9 +106,7 @@ def vacuum(
         deleted. Run vacuum again
     :raises HeldVersionError: the open version is held; otherwise as for ``OpenVersionError``
     """
-    if keep_versions is not None:
-        integer("keep_versions", keep_versions, least=1)
-    integer("keep_days", keep_days, least=0, most=MOST_DAYS)
+    keep_versions, keep_days = KEEP_VERSIONS.checked(keep_versions), KEEP_DAYS.checked(keep_days)
     log = log or open_commit_log(pipeline.log)
     record = existing_record(pipeline, log)
     head = log.find_head()  # raises LogMovedError if the log was moved

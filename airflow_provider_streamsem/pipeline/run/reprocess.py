@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from airflow_provider_streamsem import telemetry
-from airflow_provider_streamsem.arguments import integer, text
+from airflow_provider_streamsem.arguments import text
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.engine import Engine
 from airflow_provider_streamsem.pipeline.run.plan import visible_commits
@@ -19,6 +19,7 @@ from airflow_provider_streamsem.pipeline.versions import report
 from airflow_provider_streamsem.pipeline.versions.result import RunResult, announce_planned, merge_completed
 from airflow_provider_streamsem.protocol.procedures import RunComplete
 from airflow_provider_streamsem.protocol.view import Head, add_counts, without_pending
+from airflow_provider_streamsem.verbs import VERSION
 
 logger = telemetry.log_of(__name__)
 
@@ -72,7 +73,7 @@ def _reprocess(
     announces: bool,
     current_lookups: bool = False,
 ) -> RunResult:
-    integer("version", version, least=0)
+    VERSION.checked(version)
     refuse_sinks(pipeline)
     opened = open_pipeline(pipeline, log or open_commit_log(pipeline.log))
     # The listing may lag. With an old head, the default run key could be that of a completed reprocessing run, and an existing version could be refused (W24).

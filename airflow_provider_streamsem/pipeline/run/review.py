@@ -8,7 +8,6 @@ from functools import partial
 from types import NoneType
 
 from airflow_provider_streamsem import telemetry
-from airflow_provider_streamsem.arguments import integer
 from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.engine import Engine
 from airflow_provider_streamsem.errors import InvalidError
@@ -30,6 +29,7 @@ from airflow_provider_streamsem.protocol.entries import Plan, StagedManifest
 from airflow_provider_streamsem.protocol.kinds.reprocess import Reprocess
 from airflow_provider_streamsem.protocol.procedures import OpenVersion, PendingPublish, Position, Ready, RunComplete
 from airflow_provider_streamsem.protocol.view import OpenHead, without_pending
+from airflow_provider_streamsem.verbs import VERSION
 
 logger = telemetry.log_of(__name__)
 
@@ -126,7 +126,7 @@ def stage_reprocessing(
     :param log: default: the log at ``pipeline.log``
     :raises StreamsemError: as :func:`reprocess`. If no attempt has been staged, the version is aborted
     """
-    integer("version", version, least=0)
+    VERSION.checked(version)
     refuse_sinks(pipeline)
     opened = open_pipeline(pipeline, log or open_commit_log(pipeline.log))
     opened = replace(opened, head=opened.log.confirm_head(opened.head))
@@ -167,7 +167,7 @@ def commit_held(
     :param log: default: the log at ``pipeline.log``
     :raises InvalidError: the version is not held, it was aborted, it has no such attempt, or files of the attempt are missing
     """
-    integer("version", version, least=0)
+    VERSION.checked(version)
     opened = open_pipeline(pipeline, log or open_commit_log(pipeline.log))
     opened = replace(opened, head=opened.log.confirm_head(opened.head))
     plan = opened.log.plan(version)
