@@ -13,6 +13,7 @@ from fastapi.staticfiles import StaticFiles
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
 from airflow_provider_streamsem.protocol.keys import N
 from airflow_provider_streamsem.telemetry import log_of
+from airflow_provider_streamsem.verbs import ACTIONS
 from airflow_provider_streamsem.version import __version__
 from airflow_provider_streamsem.web.documents import (
     Comparison,
@@ -22,6 +23,7 @@ from airflow_provider_streamsem.web.documents import (
     Settings,
     VersionDetail,
     VersionPage,
+    form_of,
 )
 from airflow_provider_streamsem.web.encoding import encoded
 from airflow_provider_streamsem.web.memory import MemoryBudget
@@ -93,7 +95,10 @@ Requested = Annotated[LoggedPipeline, Depends(_requested)]
 async def settings(request: Request) -> Settings:
     """Return the settings of the page."""
     state = request.app.state
-    return Settings(version=__version__, shows_records=state.shows_records, show_records_with=state.show_records_with)
+    return Settings(
+        version=__version__, actions=[form_of(verb) for verb in ACTIONS.values()], shows_records=state.shows_records,
+        show_records_with=state.show_records_with,
+    )  # fmt: skip
 
 
 @router.get("/pipelines", operation_id="pipelines", response_model=list[PipelineSummary])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from itertools import groupby, islice
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, model_validator
 
@@ -18,6 +18,7 @@ from airflow_provider_streamsem.protocol.kinds.rewrite import Rewrite as Rewrite
 from airflow_provider_streamsem.protocol.offsets import Gaps, Ranges
 from airflow_provider_streamsem.readers.history import VersionSummary
 from airflow_provider_streamsem.state import OperatorState
+from airflow_provider_streamsem.verbs import Parameter, Verb
 
 
 class Gap(BaseModel):
@@ -303,12 +304,52 @@ class Comparison(BaseModel):
     removed_rows: int
 
 
+class FormField(BaseModel):
+    """A field of a form; see :class:`airflow_provider_streamsem.verbs.Parameter`."""
+
+    name: str
+    help: str
+    type: Literal["string", "integer", "boolean", "array"]
+    minimum: int | None
+    maximum: int | None
+    required: bool
+    needs: str
+
+
+class ActionForm(BaseModel):
+    """The form of an action; see :class:`airflow_provider_streamsem.verbs.Verb`."""
+
+    name: str
+    help: str
+    only_reads: bool
+    fields: list[FormField]
+
+
 class Settings(BaseModel):
-    """Settings of the page: the version of the package, whether the contents of records are shown, and the setting or flag that shows them."""
+    """
+    Settings of the page: the version of the package, the forms, whether the contents of records are shown, and the setting or flag that shows them.
+    """
 
     version: str
+    actions: list[ActionForm]
     shows_records: bool
     show_records_with: str
+
+
+def form_of(verb: Verb) -> ActionForm:
+    """Return the form of an action."""
+    fields = [_field(parameter) for parameter in verb.parameters if parameter.in_form]
+    return ActionForm(name=verb.name, help=verb.description, only_reads=verb.only_reads, fields=fields)
+
+
+def _field(parameter: Parameter) -> FormField:
+    help = parameter.described(parameter.needs.replace("_", " "))
+    help += "; several are separated by commas" if parameter.type == "array" else ""
+    help += "; default: all that the preview finds" if parameter.in_preview else ""
+    declared = {name: getattr(parameter, name) for name in ("name", "type", "minimum", "maximum", "needs")}
+    return FormField(
+        help=help[0].upper() + help[1:], required=parameter.required and not parameter.in_preview, **declared
+    )
 
 
 def ranges_of(ranges: Ranges, gaps: Gaps) -> list[OffsetRange]:

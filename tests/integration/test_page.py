@@ -343,7 +343,7 @@ def test_operator_performs_each_action_after_its_preview(site: Site, operator: B
     preview, _ = act(page, "Verify")
     assert "clean: closed versions: 2" in preview
     page.reload()
-    preview, confirm = act(page, "Abort the open version", {"Reason": SCRIPT})
+    preview, confirm = act(page, "Abort", {"Reason": SCRIPT})
     assert "version 2 would be aborted" in preview
     check_accessibility(page)
     assert open_log(log).head == 1, "a preview writes nothing"
@@ -351,12 +351,12 @@ def test_operator_performs_each_action_after_its_preview(site: Site, operator: B
     page.keyboard.press("Escape")
     expect(page.get_by_text(f"version 2: {SCRIPT}")).to_be_visible()
 
-    preview, confirm = act(page, "Vacuum", {"Versions to keep": "1", "Days to keep": "0"})
+    preview, confirm = act(page, "Vacuum", {"Keep versions": "1", "Keep days": "0"})
     assert "would delete" in preview
     assert "no version would expire: no file is needed only by versions older than those to keep" in preview
     check_accessibility(page)
     dialog = page.get_by_role("dialog")
-    dialog.get_by_label("Versions to keep").fill("0")
+    dialog.get_by_label("Keep versions").fill("0")
     expect(dialog.get_by_text("An integer, 1 or more")).to_be_visible()
     expect(dialog.get_by_role("button", name="Preview")).to_be_disabled()
     page.reload()
@@ -371,7 +371,7 @@ def test_operator_performs_each_action_after_its_preview(site: Site, operator: B
     (site.home / "refuse").touch()
     assert site.run("refused") == "failed"
     page.reload()
-    preview, confirm = act(page, "Skip a pending publish", {"Reason": "poison"})
+    preview, confirm = act(page, "Skip", {"Reason": "poison"})
     assert "version 5: 1 rows for table would not be published" in preview
     (site.home / "refuse").unlink()
     assert "version 5: sink table: skipped" in confirm()

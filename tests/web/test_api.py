@@ -225,3 +225,16 @@ def test_log_that_replaced_another_one_is_shown_only_to_the_dags_that_planned_it
 def test_stored_description_matches_the_api() -> None:
     stored = Path(__file__).parents[2] / "ui" / "openapi.json"
     assert json.loads(stored.read_text()) == openapi(), "run `make page`, and commit ui/openapi.json"
+
+
+def test_form_of_an_action_has_the_bounds_of_its_fields_and_requires_only_the_reason_of_an_abort_and_a_skip(
+    client: TestClient,
+) -> None:
+    forms = {form["name"]: form for form in client.get("/api/settings").json()["actions"]}
+    fields = {(form, field["name"]): field for form in forms for field in forms[form]["fields"]}
+    assert [name for name, field in fields.items() if field["required"]] == [("abort", "reason"), ("skip", "reason")]
+    assert [name for name, form in forms.items() if form["only_reads"]] == ["verify"]
+    days = fields["vacuum", "keep_days"]
+    assert (days["type"], days["minimum"], days["maximum"], days["needs"]) == ("integer", 0, 36_500, "keep_versions")
+    assert days["help"].startswith("With keep versions: versions that were the newest")
+    assert days["help"].endswith("(default: 7)")

@@ -1,12 +1,34 @@
 import { describe, expect, it } from "vitest";
-import { ACTIONS, isComplete, missing, params, problem, suggested, type Values } from "./actions";
-import type { VersionRow } from "./api/client";
+import { isComplete, params, problem, suggested, type Values } from "./actions";
+import type { ActionForm, FormField, VersionRow } from "./api/client";
 
 const ROW = { version: 7, kind: "batch", result: "commit", replaces: null, replaced_by: null } as VersionRow;
 
+function form(name: string, ...fields: Partial<FormField>[]): ActionForm {
+  const field: FormField = {
+    name: "",
+    help: "",
+    type: "string",
+    minimum: null,
+    maximum: null,
+    required: false,
+    needs: "",
+  };
+  return { name, help: "", only_reads: false, fields: fields.map((each) => ({ ...field, ...each })) };
+}
+
+const REPROCESS = form("reprocess", { name: "versions" }, { name: "since" }, { name: "offsets", type: "array" });
+const ABORT = form("abort", { name: "reason", required: true });
+const VACUUM = form(
+  "vacuum",
+  { name: "all_versions", type: "boolean" },
+  { name: "keep_versions", type: "integer", minimum: 1 },
+  { name: "keep_days", type: "integer", minimum: 0, maximum: 36_500, needs: "keep_versions" },
+);
+
 describe("the params of a form", () => {
   it("are those of a dry run, without empty fields", () => {
-    expect(params("reprocess", { versions: " 3-7, 9 ", since: " ", offsets: "a=0:1, b/2=3:4," }, "s3://log")).toEqual({
+    expect(params(REPROCESS, { versions: " 3-7, 9 ", since: " ", offsets: "a=0:1, b/2=3:4," }, "s3://log")).toEqual({
       action: "reprocess",
       dry_run: true,
       log: "s3://log",
@@ -16,7 +38,7 @@ describe("the params of a form", () => {
   });
 
   it("contain only the fields of the action", () => {
-    expect(params("vacuum", { all_versions: "yes", versions: "3" }, "log")).toEqual({
+    expect(params(VACUUM, { all_versions: "yes", versions: "3" }, "log")).toEqual({
       action: "vacuum",
       dry_run: true,
       log: "log",
@@ -27,10 +49,10 @@ describe("the params of a form", () => {
 
 describe("the versions that a vacuum keeps", () => {
   const problems = (values: Values) =>
-    ACTIONS.vacuum.fields.map((field) => problem(field, values)).filter((text) => text !== "");
+    VACUUM.fields.map((field) => problem(field, values)).filter((text) => text !== "");
 
   it("are sent as numbers, also 0 days", () => {
-    expect(params("vacuum", { keep_versions: " 100 ", keep_days: "0" }, "log")).toEqual({
+    expect(params(VACUUM, { keep_versions: " 100 ", keep_days: "0" }, "log")).toEqual({
       action: "vacuum",
       dry_run: true,
       log: "log",
@@ -47,19 +69,18 @@ describe("the versions that a vacuum keeps", () => {
   });
 
   it("are required with the days to keep", () => {
-    expect(problems({ keep_days: "7" })).toEqual(["Give the versions to keep, too"]);
-    expect(isComplete("vacuum", { keep_days: "7" })).toBe(false);
-    expect(isComplete("vacuum", { keep_days: "7", keep_versions: "100" })).toBe(true);
-    expect(isComplete("vacuum", {})).toBe(true);
+    expect(problems({ keep_days: "7" })).toEqual(['Give "Keep versions", too']);
+    expect(isComplete(VACUUM, { keep_days: "7" })).toBe(false);
+    expect(isComplete(VACUUM, { keep_days: "7", keep_versions: "100" })).toBe(true);
+    expect(isComplete(VACUUM, {})).toBe(true);
   });
 });
 
 describe("a form", () => {
-  it("needs a reason for an abort and a skip only", () => {
-    expect(missing("abort", { reason: " " })).toEqual(["Reason"]);
-    expect(missing("skip", { reason: "poison" })).toEqual([]);
-    expect(missing("vacuum", {})).toEqual([]);
-    expect([isComplete("abort", {}), isComplete("abort", { reason: "why" })]).toEqual([false, true]);
+  it("needs a value of each required field", () => {
+    const complete = ["", " ", "why"].map((reason) => isComplete(ABORT, { reason }));
+    expect([isComplete(ABORT, {}), ...complete]).toEqual([false, false, false, true]);
+    expect(isComplete(VACUUM, {})).toBe(true);
   });
 
   it("suggests what can be done with a version", () => {

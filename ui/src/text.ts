@@ -20,6 +20,11 @@ export function duration(ms: number | null | undefined): string {
   return ms < 120_000 ? `${(ms / 1000).toFixed(1)} s` : age(ms);
 }
 
+/** The title of an action or of a parameter, such as `Keep versions` of `keep_versions`. */
+export function title(name: string): string {
+  return name.charAt(0).toUpperCase() + name.slice(1).replaceAll("_", " ");
+}
+
 /** A time in UTC, to the second. */
 export function utc(ms: number | null | undefined): string {
   return ms === null || ms === undefined ? "" : new Date(ms).toISOString().slice(0, 19).replace("T", " ");

@@ -5,23 +5,8 @@
  */
 import { ApiError } from "./client";
 
-/** The params of a DAG run; see `actions_dag` of the package. Params that are undefined are not sent. */
-export type Params = {
-  action: string;
-  dry_run: boolean;
-  log: string;
-  versions?: string;
-  since?: string;
-  until?: string;
-  offsets?: string[];
-  sinks?: string[];
-  reason?: string;
-  all_versions?: boolean;
-  keep_versions?: number;
-  keep_days?: number;
-  log_only?: boolean;
-  moved?: string[];
-};
+/** The params of a DAG run; see `actions_dag` of the package. The others are those of the action. */
+export type Params = { action: string; dry_run: boolean; log: string; [name: string]: unknown };
 
 /** What an action did, or would do. `confirm` performs what a dry run describes; null if there is nothing to perform. */
 export type ActionResult = { lines: string[]; confirm: Params | null; problem: string | null };

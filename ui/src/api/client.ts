@@ -1,6 +1,8 @@
 import createClient from "openapi-fetch";
 import type { components, paths } from "./schema";
 
+export type ActionForm = components["schemas"]["ActionForm"];
+export type FormField = components["schemas"]["FormField"];
 export type ActionsDag = components["schemas"]["ActionsDag"];
 export type PipelineSummary = components["schemas"]["PipelineSummary"];
 export type VersionRow = components["schemas"]["VersionRow"];

@@ -12,11 +12,12 @@ import {
   Stack,
   Text,
 } from "@chakra-ui/react";
-import { useMutation, useQueryClient } from "@tanstack/react-query";
+import { useMutation, useQuery, useQueryClient } from "@tanstack/react-query";
 import { useEffect, useRef, useState } from "react";
-import { ACTIONS, type Action, isComplete, params, problem, suggested, type Values } from "../actions";
+import { isComplete, params, problem, suggested, type Values } from "../actions";
 import { type ActionResult, type Params, runUrl, start, waitForRun } from "../api/airflow";
-import type { ActionsDag, PipelineSummary, VersionRow } from "../api/client";
+import { type ActionForm, type ActionsDag, api, type PipelineSummary, type VersionRow } from "../api/client";
+import { title } from "../text";
 import { Problem } from "./Fetched";
 
 type Run = { id: string; state: string };
@@ -28,7 +29,8 @@ type Run = { id: string; state: string };
 export function Actions({ pipeline, row }: { pipeline: PipelineSummary; row?: VersionRow }) {
   const runnable = pipeline.actions.filter((each) => each.may_run);
   const [first] = pipeline.actions;
-  if (first === undefined) return null;
+  const settings = useQuery({ queryKey: ["settings"], queryFn: api.settings, refetchInterval: false });
+  if (first === undefined || settings.data === undefined) return null;
   if (runnable.length === 0) {
     return <Text color="fg.muted">To act on this pipeline, you need the right to trigger the DAG {first.dag_id}.</Text>;
   }
@@ -46,7 +48,7 @@ export function Actions({ pipeline, row }: { pipeline: PipelineSummary; row?: Ve
             <Dialog.Header>
               <Dialog.Title>Act on {pipeline.name}</Dialog.Title>
             </Dialog.Header>
-            <Form dags={runnable} log={pipeline.log} row={row} />
+            <Form forms={settings.data.actions} dags={runnable} log={pipeline.log} row={row} />
             <Dialog.CloseTrigger asChild>
               <CloseButton size="sm" />
             </Dialog.CloseTrigger>
@@ -57,11 +59,12 @@ export function Actions({ pipeline, row }: { pipeline: PipelineSummary; row?: Ve
   );
 }
 
-function Form({ dags, log, row }: { dags: ActionsDag[]; log: string; row?: VersionRow }) {
+function Form({ forms, dags, log, row }: { forms: ActionForm[]; dags: ActionsDag[]; log: string; row?: VersionRow }) {
   const initial = suggested(row);
   const [dag, setDag] = useState(dags[0]?.dag_id ?? "");
   const isPaused = dags.some((each) => each.dag_id === dag && each.is_paused);
-  const [action, setAction] = useState<Action>(initial.action);
+  const [action, setAction] = useState(initial.action);
+  const form = forms.find((each) => each.name === action);
   const [values, setValues] = useState<Values>(initial.values);
   const [run, setRun] = useState<Run | null>(null);
   const closing = useRef(new AbortController());
@@ -86,6 +89,7 @@ function Form({ dags, log, row }: { dags: ActionsDag[]; log: string; row?: Versi
     task.reset();
   };
   const confirm = task.data?.confirm ?? null;
+  if (form === undefined) return null;
   return (
     <>
       <Dialog.Body>
@@ -109,16 +113,16 @@ function Form({ dags, log, row }: { dags: ActionsDag[]; log: string; row?: Versi
           <Choice
             label="Action"
             value={action}
-            options={Object.entries(ACTIONS).map(([name, { label }]) => [name, label])}
-            help={ACTIONS[action].effect}
+            options={forms.map(({ name }) => [name, title(name)])}
+            help={form.help}
             disabled={task.isPending}
             onChange={(chosen) => {
-              setAction(chosen as Action);
+              setAction(chosen);
               task.reset();
             }}
           />
-          {ACTIONS[action].fields.map((field) =>
-            field.kind === "switch" ? (
+          {form.fields.map((field) =>
+            field.type === "boolean" ? (
               <Checkbox.Root
                 key={field.name}
                 disabled={task.isPending}
@@ -127,21 +131,23 @@ function Form({ dags, log, row }: { dags: ActionsDag[]; log: string; row?: Versi
               >
                 <Checkbox.HiddenInput />
                 <Checkbox.Control />
-                <Checkbox.Label>{field.label}</Checkbox.Label>
+                <Checkbox.Label>
+                  {title(field.name)}. {field.help}
+                </Checkbox.Label>
               </Checkbox.Root>
             ) : (
               <Field.Root
                 key={field.name}
-                required={field.required ?? false}
+                required={field.required}
                 disabled={task.isPending}
                 invalid={problem(field, values) !== ""}
               >
                 <Field.Label>
-                  {field.label} <Field.RequiredIndicator />
+                  {title(field.name)} <Field.RequiredIndicator />
                 </Field.Label>
                 <Input
                   value={values[field.name] ?? ""}
-                  inputMode={field.kind === "integer" ? "numeric" : "text"}
+                  inputMode={field.type === "integer" ? "numeric" : "text"}
                   onChange={(event) => change({ [field.name]: event.target.value })}
                 />
                 <Field.HelperText>{field.help}</Field.HelperText>
@@ -155,13 +161,13 @@ function Form({ dags, log, row }: { dags: ActionsDag[]; log: string; row?: Versi
       <Dialog.Footer>
         <Button
           variant="outline"
-          disabled={!isComplete(action, values)}
+          disabled={!isComplete(form, values)}
           loading={task.isPending && task.variables?.dry_run === true}
-          onClick={() => task.mutate(params(action, values, log))}
+          onClick={() => task.mutate(params(form, values, log))}
         >
-          {action === "verify" ? "Verify" : "Preview"}
+          {form.only_reads ? title(action) : "Preview"}
         </Button>
-        {action === "verify" ? null : (
+        {form.only_reads ? null : (
           <Button
             colorPalette="red"
             disabled={confirm === null}
