@@ -32,9 +32,9 @@ _EXTRA = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class VersionSummary:
+class VersionFacts:
     """
-    A version without its files, pins and state.
+    A version as a row of a table: ``streamsem log`` and the web view show it.
 
     :param kind: the name of the kind in the log, such as ``batch``
     :param description: what the version does, in a few words
@@ -44,8 +44,6 @@ class VersionSummary:
     :param rolls_back_to: the version to which a rollback returns
     :param is_rolled_back: whether a later rollback has removed the rows of the version
     :param is_expired: whether the version has expired, so that it cannot be read or rolled back to
-    :param ranges: partition → start offset (inclusive) and end offset (exclusive)
-    :param gaps: partition → ranges of records that the source has lost
     :param files: number of committed files
     :param bytes: their size in bytes
     :param counts: name → number of records, such as ``read`` and ``written.<sink>``; empty while the version is open
@@ -73,8 +71,6 @@ class VersionSummary:
     rolls_back_to: int | None
     is_rolled_back: bool
     is_expired: bool
-    ranges: Ranges
-    gaps: Gaps
     files: int
     bytes: int
     counts: Mapping[str, int]
@@ -92,6 +88,19 @@ class VersionSummary:
     run_key: str
     reason: str
     changed: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VersionSummary(VersionFacts):
+    """
+    A version without its files, pins and state.
+
+    :param ranges: partition → start offset (inclusive) and end offset (exclusive)
+    :param gaps: partition → ranges of records that the source has lost
+    """
+
+    ranges: Ranges
+    gaps: Gaps
 
     @property
     def of_kind(self) -> type[Kind]:

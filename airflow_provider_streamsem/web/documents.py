@@ -7,16 +7,18 @@ Times are milliseconds since the epoch, and sizes are bytes. Offsets are text, b
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import fields
 from itertools import groupby, islice
 from typing import Any, Literal
 
 from pydantic import BaseModel, model_validator
+from pydantic.dataclasses import dataclass as pydantic_dataclass
 
 from airflow_provider_streamsem.protocol.entries import Kind, Receipts, SegmentFile
 from airflow_provider_streamsem.protocol.kinds.alter import Alter
 from airflow_provider_streamsem.protocol.kinds.rewrite import Rewrite as RewriteVersion
 from airflow_provider_streamsem.protocol.offsets import Gaps, Ranges
-from airflow_provider_streamsem.readers.history import VersionSummary
+from airflow_provider_streamsem.readers.history import VersionFacts, VersionSummary
 from airflow_provider_streamsem.state import OperatorState
 from airflow_provider_streamsem.verbs import Parameter, Verb
 
@@ -54,38 +56,18 @@ class KindRow(BaseModel):
         return {name: getattr(kind, name) for name in cls.model_fields}
 
 
-class VersionRow(BaseModel, from_attributes=True):
-    """A version in the batch grid and the timeline; see :class:`airflow_provider_streamsem.readers.history.VersionSummary`."""
+@pydantic_dataclass(frozen=True, kw_only=True)
+class VersionRow(VersionFacts):
+    """A version in the batch grid and the timeline."""
 
-    version: int
-    kind: str
     of_kind: KindRow
-    description: str
-    result: str
-    replaces: int | None
-    replaced_by: int | None
-    rolls_back_to: int | None
-    is_rolled_back: bool
-    is_expired: bool
     has_gaps: bool
     partitions: int
-    files: int
-    bytes: int
-    counts: dict[str, int]
-    rewritten: dict[str, int]
-    watermark_ms: int | None
-    planned_at_ms: int
-    decided_at_ms: int | None
-    published_at_ms: int | None
-    duration_ms: int | None
-    planning_ms: int
-    staged_ms: int | None
-    publishing_ms: int | None
-    lag: int | None
-    sinks: dict[str, str]
-    run_key: str
-    reason: str
-    changed: list[str]
+
+    @classmethod
+    def of(cls, summary: VersionSummary) -> VersionRow:
+        """Return the row of a version."""
+        return cls(**{field.name: getattr(summary, field.name) for field in fields(cls)})
 
 
 class VersionPage(BaseModel):

@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Mapping
+from dataclasses import fields, is_dataclass
 from itertools import islice
 
 from pydantic import BaseModel
@@ -49,6 +50,8 @@ def _truncated(value: object, levels: int) -> object:
         return "…"
     if isinstance(value, BaseModel):
         return {name: _truncated(getattr(value, name), levels - 1) for name in type(value).model_fields}
+    if is_dataclass(value):
+        return {field.name: _truncated(getattr(value, field.name), levels - 1) for field in fields(value)}
     if isinstance(value, Mapping):
         items = islice(value.items(), ITEMS)
         return {str(_truncated(str(name), levels)): _truncated(item, levels - 1) for name, item in items}

@@ -196,7 +196,7 @@ class LoggedPipeline:
             actions=list(self.actions.get(self._opened.record.name, ())),
             guarantee=guarantee,
             conditions=conditions,
-            newest=[VersionRow.model_validate(summary) for summary in newest],
+            newest=[VersionRow.of(summary) for summary in newest],
             oldest_readable=None if outcome is None else outcome.oldest_readable or None,
             rows_per_minute=rows_per_minute(newest),
             now_ms=self._opened.log.clock.now_ms(),
@@ -219,7 +219,7 @@ class LoggedPipeline:
         found = self.history.summaries(before=before, limit=limit)
         has_more = bool(found) and found[-1].version > 0
         return VersionPage(
-            versions=[VersionRow.model_validate(summary) for summary in found],
+            versions=[VersionRow.of(summary) for summary in found],
             before=found[-1].version if has_more else None,
             now_ms=self._opened.log.clock.now_ms(),
         )
@@ -235,7 +235,7 @@ class LoggedPipeline:
         summary, outcome, spec = self._summary(number), version.outcome, self.history.spec(version.plan.spec)
         guarantee, conditions = _guarantee(spec)
         return VersionDetail(
-            row=VersionRow.model_validate(summary),
+            row=VersionRow.of(summary),
             ranges=ranges_of(summary.ranges, summary.gaps),
             attempts=self._attempts(version),
             files=[*islice(_files(version, shows_records=shows_records), _FILES)],
@@ -290,8 +290,8 @@ class LoggedPipeline:
         outcomes = [version.outcome for version in between if version.outcome is not None]
         added, removed = file_changes(self.history, before.outcome, outcomes)
         return Comparison(
-            older=VersionRow.model_validate(self._summary(older)),
-            newer=VersionRow.model_validate(self._summary(newer)),
+            older=VersionRow.of(self._summary(older)),
+            newer=VersionRow.of(self._summary(newer)),
             changed=changed_fields(self.history.spec(before.plan.spec), self.history.spec(after.plan.spec)),
             added_files=len(added),
             removed_files=len(removed),
