@@ -139,6 +139,7 @@ class Verb:
 Integer = partial(Parameter, type="integer", metavar="N")
 Flag = partial(Parameter, type="boolean")
 Texts = partial(Parameter, type="array")
+Positional = partial(Parameter, is_positional=True, required=True)
 
 SESSION = (
     Parameter("master", "Spark master, if no session is active", default="local[*]"),
@@ -155,7 +156,7 @@ RUN_KEY = Parameter(
     "identifies the run: a command with the same key returns the same result (default: a new key, which is printed)",
 )
 ENGINE = (RUN_KEY, *SESSION, PACKAGES)
-VERSION = Integer("version", "the version", minimum=0, required=True, is_positional=True)
+VERSION = Positional("version", "the version", type="integer", minimum=0, metavar="N")
 UNTIL = Parameter("until", "the newest version that was closed at or before this time", metavar="TIME")
 DRY_RUN = Flag("dry_run", "only describe what would be done, and write nothing")
 REASON = Parameter("reason", "stored in the log", required=True, in_form=True)
@@ -324,13 +325,7 @@ VERBS = (
         example="orders_v2.toml s3://lake/_streamsem/orders --at 41",
         builds="the source and the sinks",
         parameters=(
-            Parameter(
-                "original",
-                "URL or path of the original pipeline's log",
-                required=True,
-                is_positional=True,
-                metavar="LOG",
-            ),
+            Positional("original", "URL or path of the original pipeline's log", metavar="LOG"),
             Integer("at", "the version; -1: the beginning (default: the newest)"),
             UNTIL,
             Parameter(
@@ -367,12 +362,7 @@ VERBS = (
         effect="A version that expires cannot be read or rolled back to, and some cannot be reprocessed.",
         example="orders.toml --dry-run",
         builds="the sinks",
-        parameters=(
-            DRY_RUN,
-            ALL_VERSIONS,
-            KEEP_VERSIONS,
-            KEEP_DAYS,
-        ),
+        parameters=(DRY_RUN, ALL_VERSIONS, KEEP_VERSIONS, KEEP_DAYS),
     ),
 )
 

@@ -21,7 +21,7 @@ from airflow_provider_streamsem.verbs import (
     Flag,
     Integer,
     Parameter,
-    Texts,
+    Positional,
     Verb,
 )
 from airflow_provider_streamsem.version import __version__
@@ -45,16 +45,14 @@ GROUPS = {
 }
 """Title → the commands below it in ``streamsem --help``."""
 
-_TARGET = Parameter(
+_TARGET = Positional(
     "target",
     "a pipeline: a TOML file, or a Python file and a variable, such as dags/orders.py:ORDERS",
-    required=True,
-    is_positional=True,
     metavar="PIPELINE",
 )
 _LOG = replace(_TARGET, help=f"URL or path of a commit log, or {_TARGET.help}", metavar="LOG|PIPELINE")
 _JSON = Flag("json", "print one JSON document on standard output")
-_LOGS = Texts("logs", "URL or path of a commit log", required=True, is_positional=True, metavar="LOG")
+_LOGS = Positional("logs", "URL or path of a commit log", type="array", metavar="LOG")
 _AT = Integer("at", "as of this version (default: the newest)")
 _SINK = Parameter("sink", "name of the files sink, if there are several")
 _WIDE = Flag("wide", "show all columns and whole texts, even if the terminal is too narrow")
@@ -169,16 +167,8 @@ COMMANDS = (
         help="Test the laws of a monoid in Python with example rows.",
         example="my_package.monoids:LONGEST rows.jsonl",
         parameters=(
-            Parameter(
-                "monoid",
-                "a Monoid object, such as my_package.monoids:LONGEST",
-                required=True,
-                is_positional=True,
-                metavar="MODULE:NAME",
-            ),
-            Parameter(
-                "rows", "JSON Lines: one example row per line", required=True, is_positional=True, metavar="FILE"
-            ),
+            Positional("monoid", "a Monoid object, such as my_package.monoids:LONGEST", metavar="MODULE:NAME"),
+            Positional("rows", "JSON Lines: one example row per line", metavar="FILE"),
         ),
         takes_target=False,
     ),
@@ -204,7 +194,7 @@ COMMANDS = (
         help="Move a commit log to another location. Datasets stay at their locations. After a crash, run the command again.",
         example="s3://lake/_streamsem/orders s3://new-lake/_streamsem/orders",
         parameters=(
-            Parameter("to", "URL or path of the new location", required=True, is_positional=True, metavar="NEW"),
+            Positional("to", "URL or path of the new location", metavar="NEW"),
             Flag(
                 "already_moved",
                 "only record the move, because all objects were moved by hand and none is left at the old location",
@@ -216,12 +206,8 @@ COMMANDS = (
         help="Compare a fork with its original, or a held version with what it would replace.",
         example="s3://lake/_streamsem/orders_v2 s3://lake/_streamsem/orders --limit 5",
         parameters=(
-            Parameter(
-                "original",
-                "URL or path of the original pipeline's log; or the number of a held version",
-                required=True,
-                is_positional=True,
-                metavar="LOG",
+            Positional(
+                "original", "URL or path of the original pipeline's log; or the number of a held version", metavar="LOG"
             ),
             _SINK,
             Parameter("attempt", "of a held version: which attempt, if several were staged", metavar="ID"),

@@ -66,7 +66,7 @@ class _Request:
                 given=unused,
                 accepted=[*verb.params],
             )
-        return _Request(action, dry_run, given, verb.values(given))
+        return _Request(action, dry_run, given, verb.values({**given, "dry_run": dry_run}))
 
 
 def _is_set(value: Any) -> bool:
@@ -88,7 +88,9 @@ class _Call:
     task: ActionOperator
     ti: Any
     pipeline: Pipeline
-    request: _Request
+    dry_run: bool
+    values: dict[str, Any]
+    """Of all parameters of the verb. Those of vacuum and alter are the arguments of their functions."""
     opened: CommittedLog
     done: list[str]
     """Lines about what the action has done so far, which the XCom has also if the action fails."""
@@ -152,7 +154,9 @@ class ActionOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # type: i
                     raise InvalidError(
                         "the pipeline of this DAG has changed since the preview; nothing was done"
                     ).advising("preview the action again.")
-                found = _PERFORM[request.action](_Call(self, ti, pipeline, request, opened, lines))
+                found = _PERFORM[request.action](
+                    _Call(self, ti, pipeline, request.dry_run, request.values, opened, lines)
+                )
         except Exception as error:
             ti.xcom_push(key=ACTION_KEY, value={"lines": lines, "confirm": None, "problem": _problem(error)})
             raise
@@ -176,16 +180,16 @@ def _problem(error: Exception) -> str:
 
 
 def _verify(call: _Call) -> _Description:
-    verdict = verify(call.pipeline, files=not call.request.values["log_only"])
+    verdict = verify(call.pipeline, files=not call.values["log_only"])
     return _Description(descriptions.verdict(verdict), failed=not verdict.clean)
 
 
 def _reprocess(call: _Call) -> _Description:
-    values, pipeline = call.request.values, call.pipeline
+    values, pipeline = call.values, call.pipeline
     times = {f"{name}_ms": None if values[name] is None else time_ms(name, values[name]) for name in ("since", "until")}
     versions = () if values["versions"] is None else parse_versions(str(values["versions"]))
     selection = Selection(versions=versions, offsets=parse_offsets(values["offsets"]), **times)
-    if call.request.dry_run:
+    if call.dry_run:
         radius = preview_reprocess(pipeline, selection)
         possible = [version for version in radius.versions if version not in radius.refused]
         only = {
@@ -207,7 +211,7 @@ def _reprocess(call: _Call) -> _Description:
 
 
 def _abort(call: _Call) -> _Description:
-    log, version = call.opened.log, call.request.values["version"]
+    log, version = call.opened.log, call.values["version"]
     head = log.newest_head()
     if version is not None and (stored := log.outcome(version)) is not None:
         return _Description([_aborted(stored)])
@@ -218,7 +222,7 @@ def _abort(call: _Call) -> _Description:
         raise InvalidError(
             "only the open version can be aborted; nothing was aborted", given=version, open=plan.version
         )
-    if call.request.dry_run:
+    if call.dry_run:
         consequence = (
             "The next run reads the records of its ranges"
             if isinstance(plan.work, Batch)
@@ -235,7 +239,7 @@ def _abort(call: _Call) -> _Description:
             f"run the preview, or set version={plan.version}."
         )
     return _Description(
-        [_aborted(abort(log, call.opened.record, version, reason=text("reason", call.request.values["reason"])))]
+        [_aborted(abort(log, call.opened.record, version, reason=text("reason", call.values["reason"])))]
     )
 
 
@@ -245,7 +249,7 @@ def _aborted(outcome: Outcome) -> str:
 
 
 def _skip(call: _Call) -> _Description:
-    log, version, sinks = call.opened.log, call.request.values["version"], call.request.values["sinks"]
+    log, version, sinks = call.opened.log, call.values["version"], call.values["sinks"]
     if version is not None and (stored := log.receipts(version)) is not None:
         return _Description(_received(stored))
     head = log.newest_head()
@@ -257,7 +261,7 @@ def _skip(call: _Call) -> _Description:
         raise InvalidError(
             "no publish to these sinks is pending; nothing was skipped", given=unknown, pending=list(outcome.publish)
         )
-    if call.request.dry_run:
+    if call.dry_run:
         lines = [_not_published(outcome, name) for name in skipped]
         lines.append("rows that a sink has received already stay there")
         if {*outcome.publish} - {*skipped}:
@@ -268,7 +272,7 @@ def _skip(call: _Call) -> _Description:
             "`version` and `sinks` must name the version and the sinks; nothing was skipped", pending=outcome.version
         ).advising("run the preview, which names both.")
     return _Description(
-        _received(skip(call.pipeline, version, sink=list(sinks), reason=text("reason", call.request.values["reason"])))
+        _received(skip(call.pipeline, version, sink=list(sinks), reason=text("reason", call.values["reason"])))
     )
 
 
@@ -284,16 +288,9 @@ def _received(receipts: Receipts) -> list[str]:
 
 
 def _vacuum(call: _Call) -> _Description:
-    dry_run, values = call.request.dry_run, call.request.values
-    found = vacuum(
-        call.pipeline,
-        dry_run=dry_run,
-        all_versions=values["all_versions"],
-        keep_versions=values["keep_versions"],
-        keep_days=values["keep_days"],
-    )
-    lines = descriptions.vacuumed(found, dry_run=dry_run, keep_versions=values["keep_versions"])
-    if dry_run and found.expired:
+    found = vacuum(call.pipeline, **call.values)
+    lines = descriptions.vacuumed(found, dry_run=call.dry_run, keep_versions=call.values["keep_versions"])
+    if call.dry_run and found.expired:
         lines += _waits_for(call.opened.log.newest_head())
     return _Description(lines, confirm={} if found.attempts or found.keys else None)
 
@@ -309,14 +306,13 @@ def _waits_for(head: Head) -> list[str]:
 
 
 def _alter(call: _Call) -> _Description:
-    dry_run, values = call.request.dry_run, call.request.values
-    found = alter(call.pipeline, alter_from=values["alter_from"], moved=values["moved"], dry_run=dry_run)
+    found = alter(call.pipeline, **call.values)
     confirm = (
         {"alter_from": found.config, "spec": call.pipeline.spec_sha256}
         if any(change.kind != "changed" for change in found.changes)
         else None
     )
-    return _Description(descriptions.alteration(found, dry_run=dry_run), confirm=confirm)
+    return _Description(descriptions.alteration(found, dry_run=call.dry_run), confirm=confirm)
 
 
 _PERFORM: dict[str, Callable[[_Call], _Description]] = {

@@ -5,15 +5,7 @@ import type { ActionForm, FormField, VersionRow } from "./api/client";
 const ROW = { version: 7, kind: "batch", result: "commit", replaces: null, replaced_by: null } as VersionRow;
 
 function form(name: string, ...fields: Partial<FormField>[]): ActionForm {
-  const field: FormField = {
-    name: "",
-    help: "",
-    type: "string",
-    minimum: null,
-    maximum: null,
-    required: false,
-    needs: "",
-  };
+  const field: FormField = { name, help: "", type: "string", minimum: null, maximum: null, required: false, needs: "" };
   return { name, help: "", only_reads: false, fields: fields.map((each) => ({ ...field, ...each })) };
 }
 
