@@ -320,8 +320,8 @@ class Settings(BaseModel):
 
 def form_of(verb: Verb) -> ActionForm:
     """Return the form of an action."""
-    fields = [_field(parameter) for parameter in verb.parameters if parameter.in_form]
-    return ActionForm(name=verb.name, help=verb.description, only_reads=verb.only_reads, fields=fields)
+    shown = [_field(parameter) for parameter in verb.parameters if parameter.in_form]
+    return ActionForm(name=verb.name, help=verb.description, only_reads=verb.only_reads, fields=shown)
 
 
 def _field(parameter: Parameter) -> FormField:
