@@ -11,10 +11,11 @@ import hashlib
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from airflow_provider_streamsem.connectors.varints import varint
+
 _MAGIC = b"\xf3\x89\x9a\xc2"
 _DIGEST_BYTES = 16
 _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
-_MOST_VARINT_BYTES = 10
 
 
 class UserRecord(NamedTuple):
@@ -82,14 +83,14 @@ def hashed(partition_key: str) -> int:
 def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
     at = 0
     while at < len(message):
-        tag, at = _varint(message, at)
+        tag, at = varint(message, at)
         kind = tag & 7
         if kind == _VARINT:
-            value, at = _varint(message, at)
+            value, at = varint(message, at)
             yield tag >> 3, value
             continue
         if kind == _BYTES:
-            size, at = _varint(message, at)
+            size, at = varint(message, at)
         elif kind in (_FIXED32, _FIXED64):
             size = 4 if kind == _FIXED32 else 8
         else:
@@ -98,15 +99,3 @@ def _fields(message: bytes) -> Iterator[tuple[int, int | bytes]]:
             raise ValueError("a field is truncated")
         yield tag >> 3, message[at : at + size]
         at += size
-
-
-def _varint(message: bytes, at: int) -> tuple[int, int]:
-    value = 0
-    for n in range(_MOST_VARINT_BYTES):
-        if at + n >= len(message):
-            raise ValueError("a number is truncated")
-        byte = message[at + n]
-        value |= (byte & 0x7F) << (7 * n)
-        if byte < 0x80:
-            return value, at + n + 1
-    raise ValueError("a number is too long")

@@ -10,7 +10,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 
-from airflow_provider_streamsem.connectors import python_worker
+from airflow_provider_streamsem.connectors import python_worker, varints
 from airflow_provider_streamsem.connectors.kinesis import aggregated, reading
 from airflow_provider_streamsem.connectors.kinesis.pins import ShardPin
 from airflow_provider_streamsem.connectors.parsing.decoders import Decoder
@@ -54,7 +54,7 @@ def read_ranges(
     :param settings: the arguments of :func:`airflow_provider_streamsem.connectors.kinesis.reading.client`
     """
     name = f"kinesis_{secrets.token_hex(8)}"
-    pickle_by_value(aggregated, python_worker, reading)
+    pickle_by_value(aggregated, python_worker, reading, varints)
     spark.dataSource.register(_data_source(name, pins, settings, aggregation))
     return spark.read.format(name).load()
 

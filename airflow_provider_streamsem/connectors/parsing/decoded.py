@@ -16,6 +16,7 @@ from pyspark.sql.pandas.types import from_arrow_type
 from pyspark.sql.types import StringType, StructField, StructType
 
 from airflow_provider_streamsem import telemetry
+from airflow_provider_streamsem.connectors import varints
 from airflow_provider_streamsem.connectors.columns.nested import anywhere, holds
 from airflow_provider_streamsem.connectors.parsing import parsed as parsing
 from airflow_provider_streamsem.connectors.parsing import protobuf_messages
@@ -111,7 +112,7 @@ def _protobuf(read: DataFrame, part: str, decoder: Protobuf) -> Decoded:
     row = from_arrow_type(protobuf_messages.row_type(kind), prefer_timestamp_ntz=False)
     read, lists = parsing.without_null_lists(read)
     schema = StructType([*read.schema.fields, StructField(column, row), StructField(reason, StringType())])
-    pickle_by_value(protobuf_messages)
+    pickle_by_value(protobuf_messages, varints)
     decode_batches = partial(
         protobuf_messages.with_rows, column=part, descriptors=descriptors, message=decoder.message, has_schema_id=decoder.has_schema_id
     )  # fmt: skip

@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_streamsem.connectors.varints import varint
+
 if TYPE_CHECKING:
     import pyarrow as pa
 
@@ -261,27 +263,25 @@ def _after_indexes(data: bytes, accepted: set[tuple[int, ...]]) -> bytes:
     """Return the message after the zero byte, the schema id and the index: its length, and then its numbers. The length 0 stands for the index ``(0,)``."""
     if data[:1] != b"\0":
         raise MessageError("it does not start with the zero byte of a schema registry")
-    length, at = _varint(data, 5)
+    length, at = _signed(data, 5)
     if length < 0:
         raise MessageError("the index of the message type has a negative length")
     index = []
     for _ in range(length):
-        number, at = _varint(data, at)
+        number, at = _signed(data, at)
         index.append(number)
     if tuple(index or [0]) not in accepted:
         raise MessageError(f"its message type has the index {index or [0]}, not {[*min(accepted)]}")
     return data[at:]
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    """Return a signed number in zigzag encoding, and the position after it."""
-    value, shift = 0, 0
-    for position in range(at, min(at + 5, len(data))):
-        value |= (data[position] & 0x7F) << shift
-        if data[position] < 0x80:
-            return (value >> 1) ^ -(value & 1), position + 1
-        shift += 7
-    raise MessageError("the index of the message type is truncated")
+def _signed(data: bytes, at: int) -> tuple[int, int]:
+    """Return a number in zigzag encoding, and the position after it."""
+    try:
+        value, at = varint(data, at, most_bytes=5)
+    except ValueError:
+        raise MessageError("the index of the message type is truncated") from None
+    return (value >> 1) ^ -(value & 1), at
 
 
 def with_rows(

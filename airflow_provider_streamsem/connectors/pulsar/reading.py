@@ -13,6 +13,7 @@ from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem.connectors.python_worker import keep_import_caches
+from airflow_provider_streamsem.connectors.varints import varint
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -111,23 +112,13 @@ def _batch_size(id: bytes) -> int:
     """Return the number of messages in the entry of a message, from its encoded id (``MessageIdData`` of Pulsar's protocol, field 6); 1 without a batch."""
     at = 0
     while at < len(id):
-        tag, at = _varint(id, at)
-        value, at = _varint(id, at)
+        tag, at = varint(id, at)
+        value, at = varint(id, at)
         if tag >> 3 == 6:
             return value
         if tag & 7 == 2:  # a nested message: the value is its length
             at += value
     return 1
-
-
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = shift = 0
-    while True:
-        value |= (data[at] & 0x7F) << shift
-        at += 1
-        if data[at - 1] < 0x80:
-            return value, at
-        shift += 7
 
 
 def batches(

@@ -8,7 +8,7 @@ from functools import partial
 
 from pyspark.sql import DataFrame, SparkSession
 
-from airflow_provider_streamsem.connectors import python_worker
+from airflow_provider_streamsem.connectors import python_worker, varints
 from airflow_provider_streamsem.connectors.parsing.decoders import Decoder
 from airflow_provider_streamsem.connectors.parsing.message_records import MessageRecords
 from airflow_provider_streamsem.connectors.pickling import pickle_by_value
@@ -41,6 +41,6 @@ def _read(spark: SparkSession, access: Access, pins: Sequence[LedgerPin]) -> Dat
     if not pins:
         return spark.createDataFrame([], COLUMNS)
     planned = [dataclasses.asdict(pin) for pin in pins]
-    pickle_by_value(python_worker, reading)
+    pickle_by_value(python_worker, reading, varints)
     read = partial(reading.batches, access=access.for_executors(), pins=planned)
     return spark.range(0, len(pins), 1, len(pins)).mapInArrow(read, COLUMNS)

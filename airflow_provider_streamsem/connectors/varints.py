@@ -1,0 +1,17 @@
+"""Reads the variable-length numbers of Protobuf. Needs only the standard library, because executors run this module."""
+
+from __future__ import annotations
+
+
+def varint(data: bytes, at: int, most_bytes: int = 10) -> tuple[int, int]:
+    """
+    Return the unsigned number that starts at a position, and the position after it.
+
+    :raises ValueError: the number is truncated, or longer than ``most_bytes``
+    """
+    value = 0
+    for n, byte in enumerate(data[at : at + most_bytes]):
+        value |= (byte & 0x7F) << (7 * n)
+        if byte < 0x80:
+            return value, at + n + 1
+    raise ValueError("a number is truncated or too long")
