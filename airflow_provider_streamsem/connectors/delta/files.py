@@ -19,7 +19,7 @@ from airflow_provider_streamsem.connectors.delta.columns import (
     physical_name,
 )
 from airflow_provider_streamsem.connectors.delta.history import Entry
-from airflow_provider_streamsem.connectors.delta.pins import Change, FilePin, is_inside
+from airflow_provider_streamsem.connectors.delta.pins import Change, FilePin
 from airflow_provider_streamsem.connectors.delta.table import error_class
 from airflow_provider_streamsem.errors import SourceChangedError
 from airflow_provider_streamsem.protocol.codec import sha256
@@ -57,7 +57,7 @@ def of_version(
             change=change,
         )
         pins.append((pin, add["modification_time"]))
-    _refuse_outside((pin.path for pin, _ in pins), location, table.version())
+    _refuse_outside((pin for pin, _ in pins), location)
     return sorted(pins, key=lambda item: (item[1], item[0].path))
 
 
@@ -120,9 +120,10 @@ def of_entry(entry: Entry, location: str, *, changes: str, committed_ms: int) ->
         kinds = (("in_file", entry.feed),)
     else:
         kinds = (("insert", entry.added), ("delete", entry.removed))
-    _refuse_outside((action["path"] for _, actions in kinds for action in actions), location, entry.version)
     read_ms = committed_ms if changes == "read" else 0
-    return [_pin(action, entry, change, read_ms) for change, actions in kinds for action in actions]
+    pins = [_pin(action, entry, change, read_ms) for change, actions in kinds for action in actions]
+    _refuse_outside(pins, location)
+    return pins
 
 
 def check(entry: Entry, pins: Sequence[FilePin], columns: Columns, location: str) -> None:
@@ -161,12 +162,12 @@ def _pin(action: Mapping[str, Any], entry: Entry, change: Change, committed_ms: 
     )
 
 
-def _refuse_outside(paths: Iterable[str], location: str, version: int) -> None:
-    for path in paths:
-        if not is_inside(path):
+def _refuse_outside(pins: Iterable[FilePin], location: str) -> None:
+    for pin in pins:
+        if not pin.is_inside:
             summary = (
                 "a file of the Delta table is outside the table's location, as in a shallow clone; nothing was written"
             )
-            raise SourceChangedError(summary, table=location, version=version, file=path).advising(
+            raise SourceChangedError(summary, table=location, version=pin.version, file=pin.path).advising(
                 "read the table from which it was cloned, or a deep clone."
             )

@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING, ClassVar
 
 from airflow_provider_streamsem.connectors.delta import files
 from airflow_provider_streamsem.connectors.delta.columns import columns_of
-from airflow_provider_streamsem.connectors.delta.pins import FilePin, TablePin, read_pins
+from airflow_provider_streamsem.connectors.delta.pins import FilePin, TablePin
 from airflow_provider_streamsem.connectors.delta.planner import table_pin
 from airflow_provider_streamsem.connectors.delta.source import DeltaSource
-from airflow_provider_streamsem.connectors.delta.table import open_at_version, open_existing
+from airflow_provider_streamsem.connectors.delta.table import open_at_version, opened
 from airflow_provider_streamsem.connectors.lookup import check_number_of_files, checking_pin
 from airflow_provider_streamsem.connectors.table_files.stored import missing
 from airflow_provider_streamsem.errors import LogDamagedError, SourceChangedError
@@ -68,21 +68,19 @@ class DeltaTable:
 
     def pin(self, now_ms: int) -> Json:
         """Pin the newest version. It must have at most 1,000 files (``InvalidError``), and lack none (``SourceChangedError``)."""
-        cached = open_existing(self.path)
-        columns = columns_of(cached.table, self.path, reads_changes=False)
-        version: int = cached.table.version()
-        listed = files.of_version(cached.table, columns, self.path, committed_ms=0, change="")
-        pinned_files = tuple(file for file, _ in listed)
-        check_number_of_files(pinned_files, table=self.path, version=version)
-        if missing_files := missing(self.path, pinned_files):
-            summary = "a file of the newest version of the Delta table is missing; nothing was written"
-            raise SourceChangedError(
-                summary, table=self.path, version=version, file=missing_files[0].key, files=len(missing_files)
-            ).advising("restore the file, or restore the table to a version whose files exist; then run again.")
-        deleted = files.digest_of_deleted(cached.table, self.path) if any(file.deleted for file in pinned_files) else ""
-        pinned = table_pin(cached.table.metadata().id, version, version + 1, columns, "parquet")
-        cached.keep()
-        return plain(SnapshotPin(pinned, pinned_files, deleted))
+        with opened(self.path) as cached:
+            table, version = cached.table, cached.end - 1
+            columns = columns_of(table, self.path, reads_changes=False)
+            listed = tuple(file for file, _ in files.of_version(table, columns, self.path, committed_ms=0, change=""))
+            check_number_of_files(listed, table=self.path, version=version)
+            if missing_files := missing(self.path, listed):
+                summary = "a file of the newest version of the Delta table is missing; nothing was written"
+                facts = {**missing_files[0].facts, "files": len(missing_files)}
+                raise SourceChangedError(summary, table=self.path, **facts).advising(
+                    "restore the file, or restore the table to a version whose files exist; then run again."
+                )
+            deleted = files.digest_of_deleted(table, self.path) if any(file.deleted for file in listed) else ""
+            return plain(SnapshotPin(table_pin(cached.id, version, version + 1, columns), listed, deleted))
 
     def check_pin(self, pin: Json) -> None:
         """Check that the table is the pinned one, and that each file of the version exists with its size."""
@@ -107,7 +105,7 @@ class DeltaTable:
         summary = "the pin of a lookup is not a version of a Delta table; nothing was read"
         try:
             snapshot: SnapshotPin = build(SnapshotPin, pin, "pin")
-            read_pins([pin["table"], *pin["files"]], table=self.path)
+            self._source().read_pins([pin["table"], *pin["files"]])
         except LogDamagedError as error:
             raise LogDamagedError(summary, invariant="R6", table=self.path) from error
         table = snapshot.table

@@ -1,21 +1,16 @@
 """
 The pins of a Delta source (D5): the state of the table, and each file to read.
-
-Pins come from the log, which is not trusted, so their paths are checked against the table (R6).
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 from urllib.parse import unquote
 
-from airflow_provider_streamsem.errors import LogDamagedError
 from airflow_provider_streamsem.protocol import keys
-from airflow_provider_streamsem.protocol.codec import build
-from airflow_provider_streamsem.protocol.entries import Json
 
 Change: TypeAlias = Literal["", "insert", "delete", "in_file"]
 
@@ -39,6 +34,12 @@ class TablePin:
     schema: str
     partition_by: tuple[str, ...]
     reader: Literal["parquet", "delta"]
+
+    def check(self) -> None:
+        """Raise ``ValueError`` if the schema has another form."""
+        schema = json.loads(self.schema)
+        if not isinstance(schema, dict) or not isinstance(schema.get("fields"), list):
+            raise ValueError("the schema has no fields")
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,46 +72,12 @@ class FilePin:
         """The path relative to the table, without escapes."""
         return unquote(self.path)
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether the path is that of a file below the table, and not in its ``_delta_log``."""
+        return ":/" not in self.path and keys.is_relative(self.key) and not self.key.startswith("_delta_log/")
 
-Pin: TypeAlias = TablePin | FilePin
-
-
-def read_pins(pins: Json, *, table: str) -> tuple[Pin, ...]:
-    """
-    Decode the pins of a plan.
-
-    :raises LogDamagedError: the pins have another form, or name a file outside the table
-    """
-    summary = "the pins of a plan are not those of a Delta table; nothing was read"
-    if pins == []:
-        return ()
-    try:
-        items = list(pins) if isinstance(pins, list) else [pins]
-        first = build(TablePin, items[0], "pins")
-        files = [build(FilePin, pin, "pins") for pin in items[1:]]
-    except LogDamagedError as error:
-        raise LogDamagedError(summary, invariant="R6", table=table) from error
-    if not _is_schema(first.schema) or not all(is_inside(file.path) for file in files):
-        raise LogDamagedError(summary, invariant="R6", table=table)
-    return (first, *files)
-
-
-def is_inside(path: str) -> bool:
-    """Return whether a path of the table's log is a file below the table, and not in its ``_delta_log``."""
-    key = unquote(path)
-    return ":/" not in path and keys.is_relative(key) and not key.startswith("_delta_log/")
-
-
-def _is_schema(text: str) -> bool:
-    try:
-        parsed = json.loads(text)
-    except ValueError:
-        return False
-    return isinstance(parsed, dict) and isinstance(parsed.get("fields"), list)
-
-
-def split(pins: Sequence[Pin]) -> tuple[TablePin, list[FilePin]]:
-    """Return the pin of the table and the pins of the files. There must be pins."""
-    table, *files = pins
-    assert isinstance(table, TablePin)
-    return table, [file for file in files if isinstance(file, FilePin)]
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The fields of an error that name the file."""
+        return {"version": self.version, "file": self.key}

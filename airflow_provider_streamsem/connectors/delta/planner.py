@@ -4,22 +4,21 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from itertools import takewhile
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from airflow_provider_streamsem.connectors.delta import files
 from airflow_provider_streamsem.connectors.delta.columns import Columns, columns_of
 from airflow_provider_streamsem.connectors.delta.history import Entry, History
 from airflow_provider_streamsem.connectors.delta.pins import FilePin, TablePin
-from airflow_provider_streamsem.connectors.delta.table import CachedTable, open_at_version, open_existing
-from airflow_provider_streamsem.connectors.source import Planner, SourceEnd, SourceSlice
-from airflow_provider_streamsem.connectors.table_files.batches import Budget, adjacent, rows_of
-from airflow_provider_streamsem.connectors.table_files.stored import missing
+from airflow_provider_streamsem.connectors.delta.table import CachedTable, open_at_version, opened
+from airflow_provider_streamsem.connectors.table_files.batches import Budget
+from airflow_provider_streamsem.connectors.table_files.planner import Selected, TablePlanner
 from airflow_provider_streamsem.errors import OR_RECORD_GAP, SourceChangedError
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.protocol.entries import Json
-from airflow_provider_streamsem.protocol.offsets import Gaps, Offsets, position
+from airflow_provider_streamsem.protocol.offsets import Offsets, position
 
 logger = logging.getLogger(__name__)
 
@@ -28,13 +27,8 @@ VERSIONS, SNAPSHOT = "versions@", "snapshot@"
 
 
 @dataclass(slots=True)
-class _Selected:
-    """The versions of a batch, up to ``end``, exclusive. ``lost`` are the versions without an entry."""
-
-    end: int
+class _Selected(Selected):
     entries: list[Entry] = field(default_factory=list)
-    pins: dict[int, list[FilePin]] = field(default_factory=dict)
-    lost: list[int] = field(default_factory=list)
 
     def cut(self, end: int) -> None:
         self.end = end
@@ -42,7 +36,7 @@ class _Selected:
         self.pins = {version: pins for version, pins in self.pins.items() if version < end}
 
 
-class DeltaPlanner(Planner):
+class DeltaPlanner(TablePlanner):
     """
     A Delta source that is bound to a commit log.
 
@@ -52,50 +46,25 @@ class DeltaPlanner(Planner):
     The hint names the newest entry that a plan has read: ``{"version": v, "entry": sha256}``. It detects a history that was rewritten.
     """
 
+    versions, initial, number = VERSIONS, SNAPSHOT, "version"
+    recreated_error = "the Delta table has another id than in the committed offsets: it was deleted and recreated, or replaced. Nothing was written"
+    missing_file_error = (
+        "an unread file of the Delta table is missing, for example because of VACUUM; nothing was written"
+    )
+    gaps_warning = "recording versions of the Delta table %s as gaps: %s"
+
     def __init__(self, path: str, changes: str) -> None:
-        self._path, self._changes = path, changes
+        super().__init__(path, path)
+        self._changes = changes
         self._history = History(path)
         self._columns: tuple[int, Columns] | None = None
         self._snapshot: tuple[int, Columns, list[tuple[FilePin, int]]] | None = None
 
-    def poll(self, hint: Json) -> SourceEnd:
-        """Return one past the newest version of the table, and 0 for the snapshot."""
-        cached = open_existing(self._path)
-        table_id, newest = cached.table.metadata().id, cached.table.version()
-        cached.keep()
-        return SourceEnd({f"{SNAPSHOT}{table_id}": 0, f"{VERSIONS}{table_id}": newest + 1})
+    def opened(self) -> AbstractContextManager[CachedTable]:
+        return opened(self._path)
 
-    def slice(
-        self, start: Offsets, end: SourceEnd, limits: Limits, hint: Json, *, on_data_loss: str
-    ) -> SourceSlice | None:
-        """Select files of the snapshot or, after its last file, whole versions. Missing versions, and missing files of the snapshot, can become gaps."""
-        cached = open_existing(self._path)
-        table_id: str = cached.table.metadata().id
-        self._check_table(start, table_id)
-        first = position(start, f"{VERSIONS}{table_id}")
-        last = position(end.offsets, f"{VERSIONS}{table_id}")
-        self._check_history(cached, first, last, hint)
-        unread_files = -position(start, f"{SNAPSHOT}{table_id}")
-        planned = None
-        if position(end.offsets, f"{SNAPSHOT}{table_id}") > -unread_files:
-            planned = self._of_snapshot(cached, table_id, first - 1, unread_files, limits, on_data_loss)
-        elif last > first:
-            planned = self._of_versions(cached, table_id, (first, last), limits, on_data_loss)
-        cached.keep()
-        return planned
-
-    def _check_table(self, start: Offsets, table_id: str) -> None:
-        known = {name.partition("@")[2] for name in start}
-        if table_id not in known:
-            summary = "the Delta table has another id than in the committed offsets: it was deleted and recreated, or replaced. Nothing was written"
-            facts = {"table": self._path, "committed": sorted(known), "found": table_id}
-            raise SourceChangedError(summary, **facts).advising(
-                "restore the former table and run again. To read the new table, use a new log."
-            )
-
-    def _check_history(self, cached: CachedTable, first: int, last: int, hint: Json) -> None:
-        """``first`` is the next version to read, and ``last`` the end of the versions to read, exclusive."""
-        newest: int = cached.table.version()
+    def check_history(self, table: CachedTable, first: int, last: int, hint: Json) -> None:
+        newest = table.end - 1
         version, digest = (hint.get("version"), hint.get("entry")) if isinstance(hint, dict) else (None, None)
         went_back = max(first, last) > newest + 1
         if not went_back and type(version) is int and digest:
@@ -110,28 +79,10 @@ class DeltaPlanner(Planner):
                 "restore the newest copy of the table's log and run again. To read the table in its current state, use a new log."
             )
 
-    def _of_snapshot(
-        self, cached: CachedTable, table_id: str, version: int, unread_files: int, limits: Limits, on_data_loss: str
-    ) -> SourceSlice:
-        """Select the next files of the snapshot at ``version``, of which ``unread_files`` are not read yet."""
-        columns, listed = self._files_of_snapshot(cached, version)
-        if unread_files > len(listed):
-            summary = "the initial snapshot has fewer files than when the pipeline started; nothing was written"
-            facts = {"table": self._path, "version": version, "left": unread_files, "files": len(listed)}
-            raise SourceChangedError(summary, **facts).advising("start a new pipeline with a new log.")
-        budget = Budget(limits)
-        selected = [*takewhile(lambda pin: budget.fits([pin]), (pin for pin, _ in listed[-unread_files:]))]
-        lost = self._missing(selected, on_data_loss)
-        gaps = tuple((at - unread_files, at - unread_files + 1) for at, pin in enumerate(selected) if pin.path in lost)
-        name = f"{SNAPSHOT}{table_id}"
-        entry = self._history.entry(version)
-        return SourceSlice(
-            ranges={name: (-unread_files, len(selected) - unread_files)},
-            gaps={name: gaps} if gaps else {},
-            pins=[table_pin(table_id, version, version + 1, columns, "parquet"), *(p for p in selected if p.path not in lost)],
-            hint=_hint(entry),
-            rows=budget.rows,
-        )  # fmt: skip
+    def snapshot(self, table: CachedTable, version: int, unread_files: int) -> tuple[TablePin, list[FilePin], Json]:
+        columns, listed = self._files_of_snapshot(table, version)
+        pin = table_pin(table.id, version, version + 1, columns)
+        return pin, [file for file, _ in listed], _hint(self._history.entry(version))
 
     def _files_of_snapshot(self, cached: CachedTable, version: int) -> tuple[Columns, list[tuple[FilePin, int]]]:
         if self._snapshot is None or self._snapshot[0] != version:
@@ -145,13 +96,10 @@ class DeltaPlanner(Planner):
             self._snapshot = version, columns, listed
         return self._snapshot[1:]
 
-    def _of_versions(
-        self, cached: CachedTable, table_id: str, unread: tuple[int, int], limits: Limits, on_data_loss: str
-    ) -> SourceSlice:
-        """Select the next versions of ``[start, end)``. They have the same columns, so they end before an entry that changes the columns."""
-        first = unread[0]
-        selected = self._select(unread, limits, on_data_loss)
-        columns = self._columns_of(cached, selected, first)
+    def select(self, table: CachedTable, unread: tuple[int, int], limits: Limits, on_data_loss: str) -> _Selected:
+        """End the batch before an entry that changes the columns."""
+        selected = self._listed(unread, limits, on_data_loss)
+        columns = self._columns_of(table, selected, unread[0])
         for entry in selected.entries:
             try:
                 files.check(entry, selected.pins[entry.version], columns, self._path)
@@ -160,25 +108,15 @@ class DeltaPlanner(Planner):
                     raise
                 selected.cut(entry.version)
                 break
-        planned = [pin for pins in selected.pins.values() for pin in pins]
-        lost = self._missing(planned, on_data_loss)
-        gap_versions = {pin.version for pin in planned if pin.path in lost} | {*selected.lost}
-        name = f"{VERSIONS}{table_id}"
-        gaps: Gaps = {name: adjacent(gap_versions)} if gap_versions else {}
-        if gaps:
-            logger.warning("recording versions of the Delta table %s as gaps: %s", self._path, gaps)
-        pins = [pin for pin in planned if pin.version not in gap_versions]
-        reader = "delta" if self._changes == "read" and any(pin.deleted for pin in pins) else "parquet"
-        return SourceSlice(
-            ranges={name: (first, selected.end)},
-            gaps=gaps,
-            pins=[table_pin(table_id, first, selected.end, columns, reader), *pins],
-            hint=_hint(selected.entries[-1] if selected.entries else None),
-            rows=sum(map(rows_of, pins)),
-        )
+        selected.table = table_pin(table.id, unread[0], selected.end, columns)
+        selected.hint = _hint(selected.entries[-1] if selected.entries else None)
+        return selected
 
-    def _select(self, unread: tuple[int, int], limits: Limits, on_data_loss: str) -> _Selected:
-        """A version that cannot be read fails the run only if no version before it has files. Otherwise the batch ends before it."""
+    def pin_for(self, table: TablePin, files: Sequence[FilePin]) -> TablePin:
+        needs_package = self._changes == "read" and any(file.deleted for file in files)
+        return replace(table, reader="delta") if needs_package else table
+
+    def _listed(self, unread: tuple[int, int], limits: Limits, on_data_loss: str) -> _Selected:
         times = dict(self._history.times(unread[0])) if self._changes == "read" else {}
         budget, oldest = Budget(limits), None
         selected = _Selected(unread[0])
@@ -227,40 +165,24 @@ class DeltaPlanner(Planner):
         self._columns = version, columns
         return columns
 
-    def _missing(self, pins: Sequence[FilePin], on_data_loss: str) -> set[str]:
-        missing_files = missing(self._path, pins)
-        if missing_files and on_data_loss == "fail":
-            summary = "an unread file of the Delta table is missing, for example because of VACUUM; nothing was written"
-            facts = {"table": self._path, "version": missing_files[0].version, "file": missing_files[0].key}
-            raise SourceChangedError(summary, **facts, files=len(missing_files)).advising(OR_RECORD_GAP)
-        return {pin.path for pin in missing_files}
-
     def _committed_ms(self, version: int) -> int:
         entry = self._history.entry(version)
         if entry is not None and entry.in_commit_ms is not None:
             return entry.in_commit_ms
         return next((ms for listed, ms in self._history.times(version) if listed == version), 0)
 
-    def unread_before(self, start: Offsets, at_ms: int) -> int:
-        return sum(ms < at_ms for ms in self._unread_times(start))
-
-    def minimum_clock(self, start: Offsets) -> int | None:
-        return min(self._unread_times(start), default=None)
-
-    def _unread_times(self, start: Offsets) -> list[int]:
-        cached = open_existing(self._path)
-        table_id = cached.table.metadata().id
-        first, unread_files = position(start, f"{VERSIONS}{table_id}"), -position(start, f"{SNAPSHOT}{table_id}")
-        times = [ms for version, ms in self._history.times(first) if version <= cached.table.version()]
-        if unread_files:
-            times += [ms for _, ms in self._files_of_snapshot(cached, first - 1)[1][-unread_files:]]
-        cached.keep()
-        return times
+    def unread_times(self, start: Offsets) -> list[int]:
+        with self.opened() as table:
+            first, unread_files = position(start, f"{VERSIONS}{table.id}"), -position(start, f"{SNAPSHOT}{table.id}")
+            times = [ms for version, ms in self._history.times(first) if version < table.end]
+            if unread_files:
+                times += [ms for _, ms in self._files_of_snapshot(table, first - 1)[1][-unread_files:]]
+            return times
 
 
-def table_pin(table_id: str, start: int, end: int, columns: Columns, reader: Any) -> TablePin:
+def table_pin(table_id: str, start: int, end: int, columns: Columns) -> TablePin:
     """Return the pin of a table. ``start`` and ``end`` are versions."""
-    return TablePin(table_id, start, end, columns.schema, columns.partition_by, reader)
+    return TablePin(table_id, start, end, columns.schema, columns.partition_by, "parquet")
 
 
 def _hint(entry: Entry | None) -> Json:

@@ -30,7 +30,7 @@ from airflow_provider_streamsem.connectors.delta.columns import (
     with_zone,
 )
 from airflow_provider_streamsem.connectors.delta.pins import FilePin, TablePin
-from airflow_provider_streamsem.connectors.source import Loaded, ParsedRecords
+from airflow_provider_streamsem.connectors.source import ParsedRecords
 from airflow_provider_streamsem.connectors.table_files import rows
 from airflow_provider_streamsem.connectors.table_files.batches import adjacent
 from airflow_provider_streamsem.errors import DataError
@@ -45,7 +45,7 @@ _HASHED = (StringType, NumericType, BooleanType, DateType, TimestampType, Timest
 _NO_PACKAGE = ("DATA_SOURCE_NOT_FOUND", "DELTA_CONFIGURE_SPARK_SESSION_WITH_EXTENSION_AND_CATALOG")
 
 
-class DeltaRecords(Loaded):
+class DeltaRecords(rows.TableRecords):
     """
     The rows of the planned files.
 
@@ -70,7 +70,6 @@ class DeltaRecords(Loaded):
     ) -> None:
         self._spark, self._location, self._table, self._files = spark, location, table, files
         self._positions = (ordered.FILE, ordered.BLOCK) if in_order and not reads_changes else ()
-        self.groups: Sequence[int] = ()
         self._deleted = deleted
         if table.reader == "delta":
             self.frame = self._feed()

@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from threading import Lock
 from typing import Any
 
@@ -55,6 +56,16 @@ class CachedTable:
         self._own_entry = -1
         self._newest: ObjectStat | None = None
         self._markers: dict[str, tuple[int, int | None]] = {}
+
+    @property
+    def id(self) -> str:
+        """The id of the table. A recreated table has another one."""
+        return str(self.table.metadata().id)
+
+    @property
+    def end(self) -> int:
+        """One past the newest version."""
+        return int(self.table.version()) + 1
 
     def transaction(self, app: str) -> int | None:
         """Return the version in the transaction identifier of an application, as of this version of the table; ``None`` if there is none."""
@@ -189,9 +200,10 @@ def open_newest(path: str, *, refusal: type[StreamsemError] = UnavailableError) 
         ) from error
 
 
-def open_existing(path: str) -> CachedTable:
+@contextmanager
+def opened(path: str) -> Iterator[CachedTable]:
     """
-    Open a table that must exist, at its newest version.
+    Open a table that must exist, at its newest version. After the block, cache it, unless the block failed.
 
     :raises SourceChangedError: there is no table, or it cannot be read. Nothing was written
     :raises UnavailableError: the table cannot be opened now
@@ -202,7 +214,8 @@ def open_existing(path: str) -> CachedTable:
         raise SourceChangedError(summary, table=path).advising(
             "create or restore the table, or correct the path of the source; then run again."
         )
-    return cached
+    yield cached
+    cached.keep()
 
 
 def open_at_version(path: str, version: int) -> Any:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from airflow_provider_streamsem.connectors.iceberg import history
 from airflow_provider_streamsem.connectors.iceberg.history import MAIN
-from airflow_provider_streamsem.connectors.iceberg.pins import FilePin, TablePin, read_pins
+from airflow_provider_streamsem.connectors.iceberg.pins import FilePin, TablePin
 from airflow_provider_streamsem.connectors.iceberg.planner import table_pin
 from airflow_provider_streamsem.connectors.iceberg.source import IcebergSource
 from airflow_provider_streamsem.connectors.lookup import check_number_of_files, checking_pin
@@ -122,7 +122,7 @@ class IcebergTable:
     def _read(self, pin: Json) -> SnapshotPin:
         try:
             snapshot: SnapshotPin = build(SnapshotPin, pin, "pin")
-            read_pins([pin["table"], *pin["files"]], table=self.table)
+            self._source().read_pins([pin["table"], *pin["files"]])
         except LogDamagedError as error:
             summary = "the pin of a lookup is not a snapshot of an Iceberg table; nothing was read"
             raise LogDamagedError(summary, invariant="R6", table=self.table) from error

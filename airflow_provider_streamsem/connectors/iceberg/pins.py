@@ -1,19 +1,13 @@
 """
 The pins of an Iceberg source (D5): the state of the table, and each file to read.
-
-Pins come from the log, which is not trusted, so their paths are checked (R6).
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any
 
-from airflow_provider_streamsem.errors import LogDamagedError
 from airflow_provider_streamsem.protocol import keys
-from airflow_provider_streamsem.protocol.codec import build
-from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.stores.contract import split_url
 
 _SCHEMES = ("s3", "s3a", "s3n")
@@ -36,6 +30,15 @@ class TablePin:
     end: int
     schema: str
     mapping: str
+
+    def check(self) -> None:
+        """Raise ``ValueError`` if the schema or the name mapping has another form."""
+        from pyiceberg.schema import Schema
+        from pyiceberg.table.name_mapping import parse_mapping_from_json
+
+        Schema.model_validate_json(self.schema)
+        if self.mapping:
+            parse_mapping_from_json(self.mapping)
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,41 +64,15 @@ class FilePin:
         """0: files with deleted rows are refused."""
         return 0
 
+    @property
+    def is_inside(self) -> bool:
+        """Whether the key is that of a file below the location."""
+        return keys.is_relative(self.key)
 
-Pin: TypeAlias = TablePin | FilePin
-
-
-def read_pins(pins: Json, *, table: str) -> tuple[Pin, ...]:
-    """
-    Decode the pins of a plan.
-
-    :raises LogDamagedError: the pins have another form, or name a file outside the location of the table's files
-    """
-    from pyiceberg.schema import Schema
-    from pyiceberg.table.name_mapping import parse_mapping_from_json
-
-    summary = "the pins of a plan are not those of an Iceberg table; nothing was read"
-    if pins == []:
-        return ()
-    try:
-        items = list(pins) if isinstance(pins, list) else [pins]
-        first = build(TablePin, items[0], "pins")
-        files = [build(FilePin, pin, "pins") for pin in items[1:]]
-        Schema.model_validate_json(first.schema)
-        if first.mapping:
-            parse_mapping_from_json(first.mapping)
-    except (LogDamagedError, ValueError) as error:
-        raise LogDamagedError(summary, invariant="R6", table=table) from error
-    if not all(keys.is_relative(file.key) for file in files):
-        raise LogDamagedError(summary, invariant="R6", table=table)
-    return (first, *files)
-
-
-def split(pins: Sequence[Pin]) -> tuple[TablePin, list[FilePin]]:
-    """Return the pin of the table and the pins of the files. There must be pins."""
-    table, *files = pins
-    assert isinstance(table, TablePin)
-    return table, [file for file in files if isinstance(file, FilePin)]
+    @property
+    def facts(self) -> dict[str, Any]:
+        """The fields of an error that name the file."""
+        return {"sequence": self.sequence, "file": self.key}
 
 
 def key_of(uri: str, location: str) -> str | None:

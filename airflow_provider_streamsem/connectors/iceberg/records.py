@@ -22,7 +22,7 @@ from pyspark.sql.types import StructType as SparkStruct
 from airflow_provider_streamsem.connectors.data_files import ordered
 from airflow_provider_streamsem.connectors.iceberg.columns import spark_type
 from airflow_provider_streamsem.connectors.iceberg.pins import FilePin, TablePin
-from airflow_provider_streamsem.connectors.source import Loaded, ParsedRecords
+from airflow_provider_streamsem.connectors.source import ParsedRecords
 from airflow_provider_streamsem.connectors.table_files import rows
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.identifiers import quoted
@@ -30,7 +30,7 @@ from airflow_provider_streamsem.identifiers import quoted
 _FIELD_ID = b"PARQUET:field_id"
 
 
-class IcebergRecords(Loaded):
+class IcebergRecords(rows.TableRecords):
     """
     The rows of the planned files.
 
@@ -45,7 +45,6 @@ class IcebergRecords(Loaded):
     ) -> None:
         self._spark, self._location, self._table, self._files = spark, location, table, files
         self._positions = (ordered.FILE, ordered.BLOCK) if in_order else ()
-        self.groups: Sequence[int] = ()
         self._schema = Schema.model_validate_json(table.schema)
         self._mapping = list(parse_mapping_from_json(table.mapping)) if table.mapping else None
         groups: dict[bytes, tuple[Any, list[FilePin]]] = {}

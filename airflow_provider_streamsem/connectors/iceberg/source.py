@@ -13,21 +13,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.iceberg import catalog as iceberg_catalog
 from airflow_provider_streamsem.connectors.iceberg import history
 from airflow_provider_streamsem.connectors.iceberg.history import MAIN, BranchHistory
-from airflow_provider_streamsem.connectors.iceberg.pins import Pin, read_pins, split
+from airflow_provider_streamsem.connectors.iceberg.pins import FilePin, TablePin
 from airflow_provider_streamsem.connectors.iceberg.planner import INITIAL, SNAPSHOTS, IcebergPlanner
-from airflow_provider_streamsem.connectors.source import Loaded, Source
-from airflow_provider_streamsem.connectors.table_files.stored import missing
-from airflow_provider_streamsem.errors import InvalidError, RecordsMissingError, SourceChangedError, StreamsemError
+from airflow_provider_streamsem.connectors.source import Loaded
+from airflow_provider_streamsem.connectors.table_files.source import TableSource
+from airflow_provider_streamsem.errors import InvalidError, SourceChangedError, StreamsemError
 from airflow_provider_streamsem.protocol.entries import Json
-from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges
-from airflow_provider_streamsem.stores.contract import lineage_name, normalised
+from airflow_provider_streamsem.protocol.offsets import Offsets
+from airflow_provider_streamsem.stores.contract import normalised
 
 if TYPE_CHECKING:
     from pyiceberg.table import Table
@@ -38,7 +38,7 @@ _TAG = "tag:"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IcebergSource(Source):
+class IcebergSource(TableSource):
     """
     Reads the rows that are appended to a branch of an Iceberg table, in any catalog that pyiceberg supports.
 
@@ -59,13 +59,18 @@ class IcebergSource(Source):
     :raises InvalidError: an argument is not valid
     """
 
-    delivery: ClassVar[str] = "exactly_once"
     extra: ClassVar[str] = "iceberg"
     unit: ClassVar[str] = "snapshots"
-    limits: ClassVar[tuple[str, ...]] = ("max_files", "max_bytes", "max_rows", "min_rows")
     order: ClassVar[str] = (
         "records of the source are ordered by snapshot. Records of one snapshot have no order, also of the initial one. If the limits divide the initial "
         "snapshot into several batches, the rows of a later batch replace those of an earlier one, whichever are older"
+    )
+    start_names: ClassVar[str] = f"earliest|latest|{_TAG}.*"
+    table_pin: ClassVar[Any] = TablePin
+    file_pin: ClassVar[Any] = FilePin
+    pins_error: ClassVar[str] = "the pins of a plan are not those of an Iceberg table; nothing was read"
+    missing_file_error: ClassVar[str] = (
+        "a planned file of the Iceberg table is missing, for example because its snapshot was expired"
     )
     path: str
     table: str
@@ -88,22 +93,11 @@ class IcebergSource(Source):
             arguments.text(f"{where} conn_id", self.conn_id)
         arguments.text(f"{where} branch", self.branch)
         arguments.choice(f"{where} changes", self.changes, CHANGES)
-        if type(self.starting) is int:
-            arguments.integer(f"{where} starting", self.starting, least=0)
-        elif not self._has_name_as_start():
-            try:
-                arguments.time_ms(f"{where} starting", arguments.text(f"{where} starting", self.starting))
-            except InvalidError as error:
-                accepted = ["earliest", "latest", "2026-01-31T00:00:00Z", "tag:NAME", "the id of a snapshot"]
-                raise InvalidError(f"{where} starting is not valid", given=self.starting, accepted=accepted) from error
-
-    def _has_name_as_start(self) -> bool:
-        starting = self.starting
-        return isinstance(starting, str) and (starting in ("earliest", "latest") or starting.startswith(_TAG))
+        self._check_starting(where, "tag:NAME", "the id of a snapshot")
 
     @property
-    def conditions(self) -> str:
-        return "without snapshots that change rows" if self.changes == "skip" else ""
+    def name(self) -> str:
+        return self.table
 
     @property
     def reasons(self) -> tuple[str, ...]:
@@ -116,16 +110,9 @@ class IcebergSource(Source):
             "expired snapshots and missing files fail the run, or are recorded as gaps; a recreated table and a branch that was rolled back fail it",
         )
 
-    @property
-    def location(self) -> str:
-        return self.path
-
     def to_json(self) -> Json:
         """Return the arguments in the form of the TOML file."""
         return {**asdict(self), "properties": dict(self.properties)}
-
-    def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
-        return [lineage_name(self.path)]
 
     def immutable_config(self) -> Json:
         """Return the catalog's name, the table, the location of its files and the branch. The table's UUID is not included, because the offsets contain it."""
@@ -199,39 +186,21 @@ class IcebergSource(Source):
         return {f"{SNAPSHOTS}{uuid}": lineage.end, **({f"{INITIAL}{uuid}": -number} if number else {})}
 
     def open(self, log: CommitLog, hint: Json) -> IcebergPlanner:
-        return IcebergPlanner(self.opened, self.path, self.branch, self.changes)
+        return IcebergPlanner(self.opened, self.path, self.table, self.branch, self.changes)
 
-    def read_pins(self, pins: Json) -> tuple[Pin, ...]:
-        return read_pins(pins, table=self.table)
-
-    def check_pins(self, pins: Sequence[Pin], *, was_read: bool) -> None:
-        """Check the table, and the files with their sizes unless Spark has read them: Spark fails on a missing file, and Iceberg's files never change."""
-        if not pins:
-            return
-        planned, files = split(pins)
+    def check_table(self, planned: TablePin) -> None:
         with self.opened() as table:
             uuid = str(table.metadata.table_uuid)
         if uuid != planned.uuid:
             summary = "the Iceberg table was recreated after its snapshots were planned"
             raise SourceChangedError(summary, table=self.table, planned_uuid=planned.uuid, found_uuid=uuid)
-        if not was_read and (missing_files := missing(self.path, files)):
-            summary = "a planned file of the Iceberg table is missing, for example because its snapshot was expired"
-            facts = {"sequence": missing_files[0].sequence, "file": missing_files[0].key, "files": len(missing_files)}
-            raise RecordsMissingError(summary, table=self.table, **facts)
 
-    def load(self, spark: SparkSession, pins: Sequence[Pin]) -> Loaded:
+    def _load(self, spark: SparkSession, pins: Sequence[Any], *, in_order: bool) -> Loaded:
         """Reads the footers of the files. Raises ``DataError`` if a file lacks field ids or partition columns that reading it requires."""
-        return self._load(spark, pins, in_order=False)
-
-    def load_in_order(self, spark: SparkSession, pins: Sequence[Pin]) -> Loaded:
-        """Return the rows of :meth:`load`, distributed by snapshot. The rows of a snapshot have no order."""
-        return self._load(spark, pins, in_order=True)
-
-    def _load(self, spark: SparkSession, pins: Sequence[Pin], *, in_order: bool) -> Loaded:
         from airflow_provider_streamsem.connectors.iceberg.records import IcebergRecords, without_rows
 
         if pins:
-            planned, files = split(pins)
+            planned, *files = pins
             return IcebergRecords(spark, self.path, planned, files, in_order=in_order)
         with self.opened() as table:
             return without_rows(spark, history.schema_of(table, None))

@@ -13,6 +13,7 @@ from airflow_provider_streamsem.connectors.data_files import pins as file_pins
 from airflow_provider_streamsem.connectors.data_files.columnar import Footer
 from airflow_provider_streamsem.connectors.data_files.direct_commit import PLAIN_FILES
 from airflow_provider_streamsem.connectors.data_files.read import plain_root
+from airflow_provider_streamsem.connectors.source import Loaded
 from airflow_provider_streamsem.connectors.table_files.batches import PlannedFile
 from airflow_provider_streamsem.errors import DataError
 
@@ -22,6 +23,12 @@ _OPTIONS = {
     "parquet.page.verify-checksum.enabled": "true",
     "__globPaths__": "false",  # the paths are literal: Hadoop would interpret [ ] { } * ? in them
 }
+
+
+class TableRecords(Loaded):
+    """The rows of planned files, which are Parquet files: every row is a record. In order, they are ordered between groups only."""
+
+    groups: Sequence[int] | None = ()
 
 
 def read(
