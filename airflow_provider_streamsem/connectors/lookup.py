@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sized
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Protocol
+from dataclasses import fields
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from airflow_provider_streamsem.errors import InvalidError, LookupChangedError, SourceChangedError
 from airflow_provider_streamsem.protocol.entries import Json
+from airflow_provider_streamsem.stores.contract import lineage_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -74,13 +77,54 @@ class Lookup(Protocol):
         ...
 
 
+class SourceLookup(ABC):
+    """A lookup that reads the rows of a source. A subclass is a frozen dataclass, and its fields are arguments of the source."""
+
+    __slots__ = ()
+    extra: ClassVar[str] = ""
+    spark_packages: ClassVar[tuple[str, ...]] = ()
+    path: str
+
+    @abstractmethod
+    def _source(self) -> Any:
+        """Return the source."""
+
+    @abstractmethod
+    def _pins(self, pin: Json) -> Sequence[Any]:
+        """Return the pins of the source for the rows of a pin."""
+
+    def __post_init__(self) -> None:
+        source = self._source()  # validates the arguments
+        for name in self._arguments():
+            object.__setattr__(self, name, getattr(source, name))
+
+    def _arguments(self) -> dict[str, Any]:
+        return {field.name: getattr(self, field.name) for field in fields(self)}  # type: ignore[arg-type]
+
+    @property
+    def location(self) -> str:
+        return self.path
+
+    def lineage(self) -> list[tuple[str, str]]:
+        return [lineage_name(self.path)]
+
+    def check_pin(self, pin: Json) -> None:
+        pins = self._pins(pin)
+        with checking_pin():
+            self._source().check_pins(pins, was_read=False)
+
+    def load(self, spark: SparkSession, pin: Json) -> DataFrame:
+        frame: DataFrame = self._source().load(spark, self._pins(pin)).frame
+        return frame
+
+
 @contextmanager
-def checking_pin() -> Iterator[None]:
-    """If the block reports changed or missing pinned rows, raise ``LookupChangedError`` instead."""
+def checking_pin(**facts: object) -> Iterator[None]:
+    """If the block reports changed or missing pinned rows, raise ``LookupChangedError`` instead, with ``facts`` as further fields."""
     try:
         yield
     except SourceChangedError as error:
-        raise LookupChangedError(error.summary, **error.fields) from error
+        raise LookupChangedError(error.summary, **{**error.fields, **facts}) from error
 
 
 def check_number_of_files(files: Sized, **where: object) -> None:

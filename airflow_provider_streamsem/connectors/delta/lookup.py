@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from airflow_provider_streamsem.connectors.delta import files
 from airflow_provider_streamsem.connectors.delta.columns import columns_of
@@ -11,15 +12,11 @@ from airflow_provider_streamsem.connectors.delta.pins import FilePin, TablePin
 from airflow_provider_streamsem.connectors.delta.planner import table_pin
 from airflow_provider_streamsem.connectors.delta.source import DeltaSource
 from airflow_provider_streamsem.connectors.delta.table import open_at_version, opened
-from airflow_provider_streamsem.connectors.lookup import check_number_of_files, checking_pin
+from airflow_provider_streamsem.connectors.lookup import SourceLookup, check_number_of_files, checking_pin
 from airflow_provider_streamsem.connectors.table_files.stored import missing
 from airflow_provider_streamsem.errors import LogDamagedError, SourceChangedError
 from airflow_provider_streamsem.protocol.codec import build, plain
 from airflow_provider_streamsem.protocol.entries import Json
-from airflow_provider_streamsem.stores.contract import lineage_name
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +35,7 @@ class SnapshotPin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DeltaTable:
+class DeltaTable(SourceLookup):
     """
     A lookup table in Delta. The plan of a batch pins the newest version of the table: its id, its columns, and its files, at most 1,000.
 
@@ -50,21 +47,10 @@ class DeltaTable:
     """
 
     extra: ClassVar[str] = "delta"
-    spark_packages: ClassVar[tuple[str, ...]] = ()
     reasons: ClassVar[tuple[str, ...]] = (
         "the plan pins the table's id, a version and its files, which never change; a file that VACUUM has deleted fails the batch",
     )
     path: str
-
-    def __post_init__(self) -> None:
-        self._source()  # validates the path
-
-    @property
-    def location(self) -> str:
-        return self.path
-
-    def lineage(self) -> list[tuple[str, str]]:
-        return [lineage_name(self.path)]
 
     def pin(self, now_ms: int) -> Json:
         """Pin the newest version. It must have at most 1,000 files (``InvalidError``), and lack none (``SourceChangedError``)."""
@@ -86,20 +72,20 @@ class DeltaTable:
         """Check that the table is the pinned one, and that each file of the version exists with its size."""
         snapshot = self._read(pin)
         with checking_pin():
-            self._source().check_pins([snapshot.table, *snapshot.files], was_read=False)
+            self._source().check_pins(self._pins(pin), was_read=False)
+            version = snapshot.table.start
             if not snapshot.deleted:
                 return
-            version = snapshot.table.start
             if files.digest_of_deleted(open_at_version(self.path, version), self.path) != snapshot.deleted:
                 summary = "the deletion vectors of a version of the Delta table were changed after it was planned"
                 raise SourceChangedError(summary, table=self.path, version=version)
 
-    def load(self, spark: SparkSession, pin: Json) -> DataFrame:
-        snapshot = self._read(pin)
-        return self._source().load(spark, [snapshot.table, *snapshot.files]).frame
-
     def _source(self) -> DeltaSource:
-        return DeltaSource(path=self.path)
+        return DeltaSource(**self._arguments())
+
+    def _pins(self, pin: Json) -> Sequence[TablePin | FilePin]:
+        snapshot = self._read(pin)
+        return [snapshot.table, *snapshot.files]
 
     def _read(self, pin: Json) -> SnapshotPin:
         summary = "the pin of a lookup is not a version of a Delta table; nothing was read"
@@ -108,11 +94,7 @@ class DeltaTable:
             self._source().read_pins([pin["table"], *pin["files"]])
         except LogDamagedError as error:
             raise LogDamagedError(summary, invariant="R6", table=self.path) from error
-        table = snapshot.table
-        if (
-            table.reader != "parquet"
-            or not 0 <= table.start == table.end - 1
-            or any(file.change for file in snapshot.files)
-        ):
+        table, changes = snapshot.table, any(file.change for file in snapshot.files)
+        if table.reader != "parquet" or not 0 <= table.start == table.end - 1 or changes:
             raise LogDamagedError(summary, invariant="R6", table=self.path)
         return snapshot

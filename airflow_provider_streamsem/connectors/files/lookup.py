@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from airflow_provider_streamsem.connectors.data_files.pins import FilePin
 from airflow_provider_streamsem.connectors.files.source import FilesSource
-from airflow_provider_streamsem.connectors.lookup import check_number_of_files, checking_pin
+from airflow_provider_streamsem.connectors.lookup import SourceLookup, check_number_of_files
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json
-from airflow_provider_streamsem.stores.contract import lineage_name
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class FilesTable:
+class FilesTable(SourceLookup):
     """
     A lookup table in files. The plan of a batch pins every file below the path, by its size and its ETag or modification time.
 
@@ -33,8 +32,6 @@ class FilesTable:
     :raises InvalidError: an argument is not valid
     """
 
-    extra: ClassVar[str] = ""
-    spark_packages: ClassVar[tuple[str, ...]] = ()
     reasons: ClassVar[tuple[str, ...]] = (
         "the plan pins each file by its size and its ETag or modification time, which are checked before and after the read",
     )
@@ -44,49 +41,29 @@ class FilesTable:
     options: Mapping[str, str] = field(default_factory=dict)
     glob: str = "*"
 
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "options", self._files().options)  # validates all arguments
-
-    @property
-    def location(self) -> str:
-        return self.path
-
-    def lineage(self) -> list[tuple[str, str]]:
-        return [lineage_name(self.path)]
-
     def pin(self, now_ms: int) -> Json:
         """Pin all files below the path, at most 1,000, in the order of their paths. The path and the files must not be inside a table or dataset."""
-        self._files().refuse_tables(now_ms)  # a dataset also has files that were replaced or never committed
-        files = self._files().listing(now_ms)
+        self._source().refuse_tables(now_ms)  # a dataset also has files that were replaced or never committed
+        files = self._source().listing(now_ms)
         check_number_of_files(files, location=self.path)
         return plain(
             [FilePin(file.path, file.bytes, file.identity) for file in sorted(files, key=lambda file: file.path)],
             sparse=True,
         )
 
-    def check_pin(self, pin: Json) -> None:
-        files = self._files()
-        with checking_pin():
-            files.check_pins(files.read_pins(pin), was_read=False)
+    def _source(self) -> FilesSource:
+        return FilesSource(**self._arguments(), hive_partitions=False)
+
+    def _pins(self, pin: Json) -> Sequence[FilePin]:
+        return self._source().read_pins(pin)
 
     def load(self, spark: SparkSession, pin: Json) -> DataFrame:
         """Return the rows of the pinned files. A record that cannot be parsed fails the batch when Spark reads it."""
         from pyspark.sql import functions as F
 
-        files = self._files()
-        loaded = files.load(spark, files.read_pins(pin))
+        loaded = self._source().load(spark, self._pins(pin))
         frame: DataFrame = loaded.frame
         if loaded.bad is not None:
             error = F.raise_error(F.lit(f"a record of the lookup table at {self.path} cannot be parsed"))
             frame = frame.where(F.when(loaded.bad, error.cast("boolean")).otherwise(F.lit(True)))
         return frame.drop(*loaded.drop)
-
-    def _files(self) -> FilesSource:
-        return FilesSource(
-            path=self.path,
-            format=self.format,
-            schema=self.schema,
-            options=self.options,
-            glob=self.glob,
-            hive_partitions=False,
-        )

@@ -2,24 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from typing import ClassVar
 
 from airflow_provider_streamsem.connectors.iceberg import history
 from airflow_provider_streamsem.connectors.iceberg.history import MAIN
 from airflow_provider_streamsem.connectors.iceberg.pins import FilePin, TablePin
 from airflow_provider_streamsem.connectors.iceberg.planner import table_pin
 from airflow_provider_streamsem.connectors.iceberg.source import IcebergSource
-from airflow_provider_streamsem.connectors.lookup import check_number_of_files, checking_pin
+from airflow_provider_streamsem.connectors.lookup import SourceLookup, check_number_of_files, checking_pin
 from airflow_provider_streamsem.connectors.table_files.stored import missing
 from airflow_provider_streamsem.errors import LogDamagedError, SourceChangedError
 from airflow_provider_streamsem.protocol.codec import build, plain
 from airflow_provider_streamsem.protocol.entries import Json
-from airflow_provider_streamsem.stores.contract import lineage_name
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame, SparkSession
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +34,7 @@ class SnapshotPin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class IcebergTable:
+class IcebergTable(SourceLookup):
     """
     A lookup table in Iceberg, in any catalog that pyiceberg supports. The plan of a batch pins the newest snapshot of a branch: the table's UUID, the id of the
     snapshot, its columns, and its files, at most 1,000.
@@ -56,7 +52,6 @@ class IcebergTable:
     """
 
     extra: ClassVar[str] = "iceberg"
-    spark_packages: ClassVar[tuple[str, ...]] = ()
     reasons: ClassVar[tuple[str, ...]] = (
         "the plan pins the table's UUID, a snapshot and its files, which never change; a file that was deleted with an expired snapshot fails the batch",
     )
@@ -66,16 +61,6 @@ class IcebergTable:
     properties: Mapping[str, str] = field(default_factory=dict)
     conn_id: str | None = None
     branch: str = MAIN
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "properties", self._source().properties)  # validates all arguments
-
-    @property
-    def location(self) -> str:
-        return self.path
-
-    def lineage(self) -> list[tuple[str, str]]:
-        return [lineage_name(self.path)]
 
     def pin(self, now_ms: int) -> Json:
         """Pin the newest snapshot of the branch. It must have at most 1,000 files (``InvalidError``), and lack none (``SourceChangedError``)."""
@@ -96,34 +81,18 @@ class IcebergTable:
 
     def check_pin(self, pin: Json) -> None:
         """Check that the table is the pinned one, and that each file of the snapshot exists with its size."""
-        snapshot = self._read(pin)
-        with checking_pin():
-            try:
-                self._source().check_pins([snapshot.table, *snapshot.files], was_read=False)
-            except SourceChangedError as error:
-                error.fields |= {"snapshot": snapshot.snapshot}
-                raise
+        pins = self._pins(pin)
+        with checking_pin(snapshot=pin["snapshot"]):
+            self._source().check_pins(pins, was_read=False)
 
-    def load(self, spark: SparkSession, pin: Json) -> DataFrame:
-        """Return the rows of the pinned snapshot. Reads the footers of its files."""
-        snapshot = self._read(pin)
-        return self._source().load(spark, [snapshot.table, *snapshot.files]).frame
-
-    def _source(self) -> IcebergSource:
-        return IcebergSource(
-            path=self.path,
-            table=self.table,
-            catalog=self.catalog,
-            properties=self.properties,
-            conn_id=self.conn_id,
-            branch=self.branch,
-        )
-
-    def _read(self, pin: Json) -> SnapshotPin:
+    def _pins(self, pin: Json) -> Sequence[TablePin | FilePin]:
         try:
             snapshot: SnapshotPin = build(SnapshotPin, pin, "pin")
             self._source().read_pins([pin["table"], *pin["files"]])
         except LogDamagedError as error:
             summary = "the pin of a lookup is not a snapshot of an Iceberg table; nothing was read"
             raise LogDamagedError(summary, invariant="R6", table=self.table) from error
-        return snapshot
+        return [snapshot.table, *snapshot.files]
+
+    def _source(self) -> IcebergSource:
+        return IcebergSource(**self._arguments())
