@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import MappingProxyType
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
@@ -93,21 +93,6 @@ def _refuse_code(origin: str, properties: Mapping[str, Any]) -> None:
         ).advising("remove the property there.")
 
 
-def _refuse_server_code(catalog: Catalog, configured: Mapping[str, Any]) -> None:
-    """Refuse properties of the catalog's server and of tables that name code. Properties in pyiceberg's configuration on this machine may name code."""
-    _refuse_code(
-        "the Iceberg catalog's server",
-        {name: value for name, value in catalog.properties.items() if configured.get(name) != value},
-    )
-    load = catalog._load_file_io
-
-    def checked(properties: Mapping[str, Any] = MappingProxyType({}), location: str | None = None) -> Any:
-        _refuse_code("the Iceberg table", properties)
-        return load(dict(properties), location)
-
-    catalog._load_file_io = checked  # type: ignore[method-assign]
-
-
 @contextmanager
 def opened(name: str, properties: Mapping[str, str], conn_id: str | None, location: str) -> Iterator[Catalog]:
     """
@@ -121,17 +106,22 @@ def opened(name: str, properties: Mapping[str, str], conn_id: str | None, locati
     :raises UnavailableError: the catalog cannot be opened
     """
     try:
-        from pyiceberg.catalog import _ENV_CONFIG, load_catalog
+        from pyiceberg.catalog import load_catalog
         from pyiceberg.exceptions import NoSuchPropertyException, NotInstalledError
+        from pyiceberg.utils.config import Config
     except ImportError as error:
         raise InvalidError("the pyiceberg library is not installed").advising(
             "run `pip install 'airflow-provider-streamsem[iceberg]'`."
         ) from error
+    from airflow_provider_streamsem.connectors.iceberg.internals import check_file_io
+
     merged = {**_s3_properties(location), **properties, **_connection_properties(conn_id)}
-    configured = _ENV_CONFIG.get_catalog_config(name) or {}
+    configured = Config().get_catalog_config(name) or {}  # may name code, because it is set on this machine
     try:
         catalog = load_catalog(name, **merged)
-        _refuse_server_code(catalog, configured)
+        of_server = {name: value for name, value in catalog.properties.items() if configured.get(name) != value}
+        _refuse_code("the Iceberg catalog's server", of_server)
+        check_file_io(catalog, partial(_refuse_code, "the Iceberg table"))
     except InvalidError:
         raise
     except (ImportError, NotInstalledError) as error:

@@ -10,20 +10,20 @@ from pyiceberg.exceptions import CommitFailedException, ValidationException
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.snapshots import Operation, Summary
-from pyiceberg.table.update import RemoveSnapshotsUpdate, UpdatesAndRequirements, UpdateTableMetadata
-from pyiceberg.table.update.snapshot import _OverwriteFiles
-from pyiceberg.typedef import EMPTY_DICT
+from pyiceberg.table.snapshots import Operation
+
+from airflow_provider_streamsem.connectors.iceberg.internals import Expiry, ReplaceFiles
 
 
 class OneCommit(Transaction):
     """
-    A transaction on a loaded table whose commit is sent once. If the commit fails, the caller must load the table to find out whether it was applied.
+    A transaction on the table ``loaded`` whose commit is sent once. If the commit fails, the caller must load the table to find out whether it was applied.
     """
 
     def __init__(self, table: Table) -> None:
         table.catalog = _CatalogWithoutRetry(table.catalog)  # type: ignore[assignment]
         super().__init__(table)
+        self.loaded = table
         self._cached: tuple[int, TableMetadata] | None = None
 
     @property
@@ -46,7 +46,7 @@ class OneCommit(Transaction):
 
     def replace_files(self, files: Sequence[DataFile], removed: Sequence[DataFile], properties: dict[str, str]) -> None:
         """Stage one snapshot that replaces ``removed`` by ``files`` with the same rows. Readers of new rows skip a snapshot with this operation."""
-        with _ReplaceFiles(Operation.OVERWRITE, self, self._table.io, snapshot_properties=properties) as producer:
+        with ReplaceFiles(Operation.OVERWRITE, self, self.loaded.io, snapshot_properties=properties) as producer:
             for file in removed:
                 producer.delete_data_file(file)
             for file in files:
@@ -65,24 +65,7 @@ class OneCommit(Transaction):
             and marked in snapshot.summary.additional_properties
         ]
         if old:
-            _Expiry(self, old).commit()
-
-
-class _ReplaceFiles(_OverwriteFiles):
-    """Adds and removes files as an overwrite does. pyiceberg computes no totals for the operation ``replace``, so the operation is set afterwards."""
-
-    def _summary(self, snapshot_properties: dict[str, str] = EMPTY_DICT) -> Summary:
-        summary = super()._summary(snapshot_properties)
-        return Summary(operation=Operation.REPLACE, **summary.additional_properties)
-
-
-class _Expiry(UpdateTableMetadata["_Expiry"]):
-    def __init__(self, transaction: Transaction, ids: list[int]) -> None:
-        super().__init__(transaction)
-        self._ids = ids
-
-    def _commit(self) -> UpdatesAndRequirements:
-        return (RemoveSnapshotsUpdate.model_validate({"snapshot-ids": self._ids}),), ()
+            Expiry(self, old).commit()
 
 
 class RefusedError(Exception):

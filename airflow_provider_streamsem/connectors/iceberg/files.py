@@ -84,16 +84,16 @@ def check_writable(table: Table) -> None:
     """
     import pyarrow
     import pyarrow.parquet
-    from pyiceberg.io import pyarrow as written
+    from pyiceberg.io.pyarrow import compute_statistics_plan
+
+    from airflow_provider_streamsem.connectors.iceberg.internals import parquet_options
 
     format = table.properties.get("write.format.default", "parquet")
     problem: Exception | None = None
     try:
-        written.compute_statistics_plan(table.schema(), table.properties)
+        compute_statistics_plan(table.schema(), table.properties)
         rows = pyarrow.table({"a": [0]})
-        pyarrow.parquet.write_table(
-            rows, pyarrow.BufferOutputStream(), **written._get_parquet_writer_kwargs(table.properties)
-        )
+        pyarrow.parquet.write_table(rows, pyarrow.BufferOutputStream(), **parquet_options(table.properties))
     except Exception as error:
         problem = error
     if format != "parquet" or problem is not None:

@@ -39,7 +39,7 @@ def merge(commit: OneCommit, location: str, batch: SinkCommit, key: str, mark: d
         differ from the rows that were to be written
     """
     rows = last_of_each(location, batch, [key])
-    table = commit._table
+    table = commit.loaded
     rewritten = RewrittenTable(commit.table_metadata, table.io, _DIRECTORY)
     is_merged = _is_merged(rewritten, rows, key)
     tasks = table.scan(row_filter=_with_keys(key, rows[key])).plan_files() if key in table.schema().column_names else ()

@@ -16,12 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
 from pyiceberg.io import FileIO
-from pyiceberg.io.pyarrow import (
-    _get_parquet_writer_kwargs,
-    _read_all_delete_files,
-    pyarrow_to_schema,
-    schema_to_pyarrow,
-)
+from pyiceberg.io.pyarrow import pyarrow_to_schema, schema_to_pyarrow
 from pyiceberg.manifest import DataFile, FileFormat
 from pyiceberg.schema import index_by_id
 from pyiceberg.table import FileScanTask
@@ -35,6 +30,7 @@ from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connectors.data_files.contents import row_texts
 from airflow_provider_streamsem.connectors.data_files.rewrite import batches, write
 from airflow_provider_streamsem.connectors.iceberg.files import data_file, metrics
+from airflow_provider_streamsem.connectors.iceberg.internals import deleted_positions, parquet_options
 
 _ROWS = 65_536
 
@@ -78,7 +74,7 @@ class RewrittenTable:
         """
         if task.file.file_format != FileFormat.PARQUET:
             raise ValueError(f"a data file has the format {task.file.file_format}, not Parquet")
-        deleted = _read_all_delete_files(self.io, [task]).get(task.file.file_path, [])
+        deleted = deleted_positions(self.io, [task]).get(task.file.file_path, [])
         positions = pa.array([at for chunks in deleted for at in chunks.to_pylist()], pa.int64())
         current = {field.field_id: field.name for field in self.metadata.schema().fields}
         names = {at: field.name for at, field in index_by_id(self.metadata.schema()).items()}
@@ -121,7 +117,7 @@ class RewrittenTable:
         name = f"{SYSTEM_CLOCK.new_id()}.parquet"
         uri = provider.new_data_location(name, _Directory(self.directory, partition))  # type: ignore[arg-type]
         output = self.io.new_output(uri)
-        options = _get_parquet_writer_kwargs(self.metadata.properties)
+        options = parquet_options(self.metadata.properties)
         with output.create() as stream:
             footer = write(stream, rows, self.schema, **options)
         stats = metrics(footer, partition_by=())
