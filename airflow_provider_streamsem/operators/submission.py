@@ -22,7 +22,12 @@ logger = logging.getLogger(__name__)
 
 GRACE_S = 5.0
 _SUBMITTED_WITHIN_S = 600.0
-_DRIVER_IDS = ("_driver_id", "_yarn_application_id", "_kubernetes_driver_pod")
+PROCESS = "_submit_sp"
+DRIVER_IDS = ("_driver_id", "_yarn_application_id", "_kubernetes_driver_pod")
+"""
+Non-public attributes of Airflow's ``SparkSubmitHook``: the process of ``spark-submit``, and the ids of a driver on a cluster. The hook has no public
+names for them. Tried with apache-airflow-providers-apache-spark 5.3.2, 5.6.0 and 6.3.4.
+"""
 
 
 @dataclass(slots=True)
@@ -111,7 +116,7 @@ class Submission:
         thread.start()
         waited = 0.0
         while thread.is_alive() and waited < (_SUBMITTED_WITHIN_S if self._is_cluster else GRACE_S):
-            if self._is_cluster and any(getattr(self._hook, name, None) for name in _DRIVER_IDS):
+            if self._is_cluster and any(getattr(self._hook, name, None) for name in DRIVER_IDS):
                 break
             thread.join(1)
             waited += 1
@@ -119,7 +124,7 @@ class Submission:
 
     def end(self) -> None:
         """Terminate ``spark-submit``, and in client mode the driver. Versions that the driver has committed stay committed."""
-        process = getattr(self._hook, "_submit_sp", None)
+        process = getattr(self._hook, PROCESS, None)
         if process is not None and process.poll() is None:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGTERM)

@@ -22,7 +22,7 @@ from airflow_provider_streamsem import (
 from airflow_provider_streamsem.connections import Connection
 from airflow_provider_streamsem.errors import InvalidError, StageError
 from airflow_provider_streamsem.hooks.failures import airflow_exception
-from airflow_provider_streamsem.operators.submission import ConnectionRecorder
+from airflow_provider_streamsem.operators.submission import DRIVER_IDS, PROCESS, ConnectionRecorder
 from airflow_provider_streamsem.pipeline.run import submit_app
 from airflow_provider_streamsem.pipeline.run.run import plan_run
 from airflow_provider_streamsem.readers.conditions import DriverWait, of_text, to_text
@@ -103,6 +103,14 @@ def test_failed_driver_leaves_the_version_open_and_the_task_reports_it(pipeline:
         operator(broken, conn_id, deferrable=False).execute(context())
     assert open_log(pipeline.log).log.plan(0) is not None
     assert open_log(pipeline.log).log.outcome(0) is None
+
+
+def test_hook_of_airflow_has_the_non_public_attributes_that_a_submission_reads(conn_id: str) -> None:
+    from airflow.providers.apache.spark.hooks.spark_submit import SparkSubmitHook
+
+    hook = SparkSubmitHook(conn_id=conn_id)
+    missing = [name for name in (PROCESS, *DRIVER_IDS) if not hasattr(hook, name)]
+    assert missing == [], "use the new names of this version of the Spark provider in operators/submission.py"
 
 
 def test_driver_without_progress_is_declared_lost_and_the_retry_may_submit_another(
