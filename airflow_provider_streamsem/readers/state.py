@@ -13,11 +13,12 @@ import json
 import shutil
 import tempfile
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 from airflow_provider_streamsem import state_files
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
+from airflow_provider_streamsem.connectors import jvm
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.readers.files import CommittedLog, open_log
 from airflow_provider_streamsem.state import LOCATION, OperatorState, operator_state, with_schema_files_in
@@ -86,8 +87,7 @@ def read_state(
     for name, value in settings.items():
         session.conf.set(name, value)
     # Spark's state stores report to a coordinator, which the query manager of a session starts. A process that ran no stateful batch has none.
-    inner: Any = session
-    inner._jsparkSession.sessionState().streamingQueryManager()
+    jvm.session_of(session).sessionState().streamingQueryManager()
     source_options = {"batchId": str(state.batches - 1), "operatorId": str(operator), **(options or {})}
     return session.read.format("statestore").options(**source_options).load(f"viewfs://{table}/")
 

@@ -1,7 +1,10 @@
 """
 Plans of Spark Connect; see :class:`airflow_provider_streamsem.spark.evaluation.Plans`.
 
-The client has the plan of a DataFrame as a message of the Spark Connect protocol. The server analyzes it again for each action. This module imports pyspark.
+The client has the plan of a DataFrame as a message of the Spark Connect protocol. The server analyzes it again for each action.
+
+This module imports pyspark. It uses non-public names of the client, as does :mod:`airflow_provider_streamsem.spark.remote`.
+:data:`airflow_provider_streamsem.spark.versions.TESTED` lists the versions of Spark that have them.
 """
 
 from __future__ import annotations

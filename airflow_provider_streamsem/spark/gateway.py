@@ -1,9 +1,9 @@
 """
 Functions that access the JVM of a classic Spark session. They discard a session whose JVM has ended, clone sessions, and read observations.
 
-This module imports pyspark. It uses non-public names of classic PySpark, as do :mod:`airflow_provider_streamsem.connectors.data_files.direct_commit`,
-:mod:`airflow_provider_streamsem.spark.stateful` and :mod:`airflow_provider_streamsem.spark.late_rows`.
-:data:`airflow_provider_streamsem.spark.versions.TESTED` lists the versions of Spark that have them.
+This module imports pyspark. It uses non-public names of classic PySpark: those of ``SparkContext`` and ``SparkSession`` that pyspark keeps for the process, and
+of ``Observation``. :data:`airflow_provider_streamsem.spark.versions.TESTED` lists the versions of Spark that have them. The names for plans and sessions are in
+:mod:`airflow_provider_streamsem.connectors.jvm`.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.core.context import SparkContext
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 
+from airflow_provider_streamsem.connectors import jvm
 from airflow_provider_streamsem.spark.jvm_plans import JvmPlans
 from airflow_provider_streamsem.spark.sequencing import ORDERED_NODES
 from airflow_provider_streamsem.spark.staging import NARROW_NODES, PARSER_NODE
@@ -81,10 +82,9 @@ def forget_stopped_context() -> None:
 
 def contains(session: SparkSession, class_name: str) -> bool:
     """Return whether the driver's JVM can load a class; ``True`` if the check itself fails."""
-    inner: Any = session
-    loader = inner._jsparkSession.sharedState().jarClassLoader()
+    loader = jvm.session_of(session).sharedState().jarClassLoader()
     try:
-        getattr(inner._jvm, "java.lang.Class").forName(class_name, False, loader)
+        jvm.class_of(session, "java.lang.Class").forName(class_name, False, loader)
     except Py4JJavaError as error:
         return "ClassNotFoundException" not in str(error.java_exception.getClass().getName())
     except Exception:
@@ -99,8 +99,7 @@ def cloned(session: SparkSession, settings: Mapping[str, str]) -> Iterator[Spark
 
     Within the block, the clone is the active session.
     """
-    inner: Any = session
-    clone = SparkSession(inner._sc, inner._jsparkSession.cloneSession())
+    clone = SparkSession(session.sparkContext, jvm.session_of(session).cloneSession())
     for key, value in settings.items():
         clone.conf.set(key, value)
     _activate(clone)
@@ -112,9 +111,7 @@ def cloned(session: SparkSession, settings: Mapping[str, str]) -> Iterator[Spark
 
 
 def _activate(session: SparkSession) -> None:
-    inner: Any = session
-    # The fully qualified name, because py4j searches for a short name in every package that pyspark imports, and in every jar.
-    getattr(inner._jvm, "org.apache.spark.sql.classic.SparkSession").setActiveSession(inner._jsparkSession)
+    jvm.class_of(session, "org.apache.spark.sql.classic.SparkSession").setActiveSession(jvm.session_of(session))
     SparkSession._activeSession = session
 
 
@@ -182,9 +179,8 @@ def may_have_run(observation: Observation, session: SparkSession) -> bool:
 
 
 def _empty_bus(session: SparkSession) -> bool:
-    inner: Any = session
     try:
-        inner._jsparkSession.sparkContext().listenerBus().waitUntilEmpty(_BUS_TIMEOUT_MS)
+        jvm.session_of(session).sparkContext().listenerBus().waitUntilEmpty(_BUS_TIMEOUT_MS)
     except Py4JJavaError:  # a TimeoutException in the JVM
         return False
     return True
@@ -192,9 +188,7 @@ def _empty_bus(session: SparkSession) -> bool:
 
 def keeps_order(frame: DataFrame, records: DataFrame) -> bool:
     """Return whether the rows of a frame are in the order of the records from which it was made. Functions of ``mapInPandas`` are assumed to keep it."""
-    inner: Any = frame
-    source: Any = records
-    node, input = inner._jdf.queryExecution().analyzed(), source._jdf.queryExecution().analyzed()
+    node, input = jvm.execution_of(frame).analyzed(), jvm.execution_of(records).analyzed()
     while not node.equals(input):
         if node.nodeName() not in ORDERED_NODES or node.children().length() != 1:
             return False
@@ -209,18 +203,17 @@ def reads_input_once(frame: DataFrame) -> bool:
     A plan with an exchange is not: a sort samples its input in a separate job, a limit stops early, and Spark recomputes a lost shuffle. This function inspects
     the analyzed plan, because it exists already. The optimizer may remove nodes from it, but adds no exchange.
     """
-    inner: Any = frame
-    stack = [inner._jdf.queryExecution().withCachedData()]
+    stack = [jvm.execution_of(frame).withCachedData()]
     has_parser = False
     while stack:
         node = stack.pop()
-        children = node.children()
+        children = jvm.elements(node.children())
         has_parser = has_parser or node.nodeName() == PARSER_NODE
         if has_parser and node.nodeName() == "CollectMetrics":
             return False
-        if children.length() > 0 and node.nodeName() not in (*NARROW_NODES, PARSER_NODE):
+        if children and node.nodeName() not in (*NARROW_NODES, PARSER_NODE):
             return False
         if node.nodeName() == "InMemoryRelation" or node.subqueries().nonEmpty():
             return False  # cached relations and subqueries have plans of their own, which may contain any node
-        stack += [children.apply(i) for i in range(children.length())]
+        stack += children
     return True

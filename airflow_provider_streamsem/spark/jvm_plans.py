@@ -1,7 +1,7 @@
 """
 Plans of classic PySpark; see :class:`airflow_provider_streamsem.spark.evaluation.Plans`.
 
-This module imports pyspark, and uses non-public names of classic PySpark.
+This module imports pyspark, and uses non-public classes of Spark.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from airflow_provider_streamsem.connectors import jvm
 from airflow_provider_streamsem.spark.evaluation import Node, Role, nodes
 
 _CATALYST = "org.apache.spark.sql.catalyst"
@@ -105,18 +106,17 @@ class JvmPlans:
 
         Also replace references to common table expressions by the expressions, because a part of a plan with such a reference cannot be evaluated alone.
         """
-        inner: Any = self.session
         plans = [_analyzed(frame) for frame in frames]
         union = self._object(f"{_CATALYST}.plans.logical.Union").apply(self._seq(plans), False, False)
         inline = self._object(f"{_CATALYST}.optimizer.InlineCTE")
         is_newer = tuple(map(int, self.session.version.split(".")[:2])) >= (4, 3)
         added = [getattr(inline, "apply$default$3")()] if is_newer else []  # an argument that Spark 4.3 has added
-        fixed = getattr(inner._jvm, f"{_CATALYST}.optimizer.InlineCTE")(True, False, *added).apply(union)
+        fixed = jvm.class_of(self.session, f"{_CATALYST}.optimizer.InlineCTE")(True, False, *added).apply(union)
         for rule in _CLOCK_RULES:
             fixed = self._object(f"{_CATALYST}.optimizer.{rule}").apply(fixed)
         return [
             frame if plan.fastEquals(now) else self._frame(now)
-            for frame, plan, now in zip(frames, plans, _elements(fixed.children()), strict=True)
+            for frame, plan, now in zip(frames, plans, jvm.elements(fixed.children()), strict=True)
         ]
 
     def tree(self, frame: DataFrame) -> Node:
@@ -124,7 +124,7 @@ class JvmPlans:
         return self._tree(_analyzed(frame))
 
     def _tree(self, root: Any) -> Node:
-        plans, children_of = _breadth_first(root, lambda plan: _elements(plan.children()))
+        plans, children_of = _breadth_first(root, lambda plan: jvm.elements(plan.children()))
         nodes_of: dict[int, Node] = {}
         for index in reversed(range(len(plans))):
             children = [nodes_of[child] for child in children_of[index]]
@@ -138,7 +138,7 @@ class JvmPlans:
         name = plan.nodeName()
         is_stored = name == "LogicalRDD" and plan.rdd().isCheckpointed()
         role = "stored" if is_stored else _ROLES.get(name, "rows")
-        subqueries = [self._tree(subquery) for subquery in _elements(plan.subqueries())]
+        subqueries = [self._tree(subquery) for subquery in jvm.elements(plan.subqueries())]
         return Node(key=key, role=role, children=children, native=plan, subqueries=subqueries)
 
     def _key(self, plan: Any) -> tuple[int, int]:
@@ -165,7 +165,7 @@ class JvmPlans:
 
         def inputs(plan: Any) -> list[Any]:
             is_found.append(self._key(plan) == key)
-            return [] if is_found[-1] else _elements(plan.children())
+            return [] if is_found[-1] else jvm.elements(plan.children())
 
         plans, children_of = _breadth_first(root, inputs)
         after = list(plans)
@@ -180,15 +180,15 @@ class JvmPlans:
 
     def _under_ids_of(self, plan: Any, stored: Any) -> Any:
         """Return the stored rows with the ids of columns that a plan has."""
-        wanted = _elements(plan.output())
-        if all(map(_is_same_column, wanted, _elements(stored.output()))):
+        wanted = jvm.elements(plan.output())
+        if all(map(_is_same_column, wanted, jvm.elements(stored.output()))):
             return stored
         alias = self._object(f"{_CATALYST}.expressions.Alias")
         some = self._object("scala.Option")
         fresh = stored.newInstance()
         columns = [
             alias.apply(b, a.name(), a.exprId(), a.qualifier(), some.apply(a.metadata()), self._seq([]))
-            for a, b in zip(wanted, _elements(fresh.output()), strict=True)
+            for a, b in zip(wanted, jvm.elements(fresh.output()), strict=True)
         ]
         return self._object(f"{_CATALYST}.plans.logical.Project").apply(self._seq(columns), fresh)
 
@@ -202,34 +202,31 @@ class JvmPlans:
         if name == "Sample" and not all(_keeps_partitions(below) for child in node.children for below in nodes(child)):
             return ["sample"]
         if name == "Aggregate":
-            groups = [doubt for each in _elements(plan.groupingExpressions()) for doubt in _expression_doubts(each)]
+            groups = [doubt for each in jvm.elements(plan.groupingExpressions()) for doubt in _expression_doubts(each)]
             if groups_only:
                 return groups
             return groups + [
-                doubt for each in _elements(plan.aggregateExpressions()) for doubt in _aggregate_doubts(each)
+                doubt for each in jvm.elements(plan.aggregateExpressions()) for doubt in _aggregate_doubts(each)
             ]
         if name not in _DETERMINISTIC:
             return [name]
         return self._doubts_of(plan)
 
     def _doubts_of(self, plan: Any) -> list[str]:
-        return [doubt for each in _elements(plan.expressions()) for doubt in _expression_doubts(each)]
+        return [doubt for each in jvm.elements(plan.expressions()) for doubt in _expression_doubts(each)]
 
     def _frame(self, plan: Any) -> DataFrame:
-        inner: Any = self.session
-        dataset = getattr(inner._jvm, "org.apache.spark.sql.classic.Dataset")
-        return DataFrame(dataset.ofRows(inner._jsparkSession, plan), self.session)
+        dataset = jvm.class_of(self.session, "org.apache.spark.sql.classic.Dataset")
+        return DataFrame(dataset.ofRows(jvm.session_of(self.session), plan), self.session)
 
     def _object(self, name: str) -> Any:
-        inner: Any = self.session
-        return getattr(getattr(inner._jvm, f"{name}$"), "MODULE$")
+        return getattr(jvm.class_of(self.session, f"{name}$"), "MODULE$")
 
     def _seq(self, elements: Sequence[Any]) -> Any:
-        inner: Any = self.session
-        values = getattr(inner._jvm, "java.util.ArrayList")()
+        values = jvm.class_of(self.session, "java.util.ArrayList")()
         for element in elements:
             values.add(element)
-        return getattr(inner._jvm, "scala.jdk.javaapi.CollectionConverters").asScala(values).toIndexedSeq()
+        return jvm.class_of(self.session, "scala.jdk.javaapi.CollectionConverters").asScala(values).toIndexedSeq()
 
 
 def _expression_doubts(expression: Any) -> list[str]:
@@ -285,9 +282,4 @@ def _is_same_column(one: Any, other: Any) -> bool:
 
 
 def _analyzed(frame: DataFrame) -> Any:
-    inner: Any = frame
-    return inner._jdf.queryExecution().analyzed()
-
-
-def _elements(sequence: Any) -> list[Any]:
-    return [sequence.apply(index) for index in range(sequence.length())]
+    return jvm.execution_of(frame).analyzed()

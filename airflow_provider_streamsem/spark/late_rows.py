@@ -5,7 +5,7 @@ A stateful operator of Structured Streaming counts the late rows of its input an
 operator, and selects the rows that the operator must have dropped. The columns of such a row are those before the operator, so it has all columns that the
 transform has kept.
 
-This module imports pyspark, and uses non-public names of classic PySpark 4.1 and newer.
+This module imports pyspark, and uses non-public classes of Spark 4.1 and newer.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import Any
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
+from airflow_provider_streamsem.connectors import jvm
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.identifiers import quoted
 
@@ -57,7 +58,7 @@ def check_late_rows_can_be_found(plan: Any, *, merges_sessions: bool) -> None:
                 "the rows before a stateful operator have random values, and would differ when they are computed again"
             )
         elif merges_sessions and any(
-            column.metadata().contains(_SESSION) for child in inputs for column in _elements(child.output())
+            column.metadata().contains(_SESSION) for child in inputs for column in jvm.elements(child.output())
         ):
             reason = f"the transform uses session windows, which Spark merges before it drops late rows, because {MERGES_SESSIONS} is true"
         if reason is not None:
@@ -94,29 +95,29 @@ def _operators(plan: Any) -> Iterator[Any]:
     if plan.isStreaming():
         if _keeps_state(plan):
             yield plan
-        for child in _elements(plan.children()):
+        for child in jvm.elements(plan.children()):
             yield from _operators(child)
 
 
 def _keeps_state(plan: Any) -> bool:
     if plan.nodeName() == "Join":
-        return all(child.isStreaming() for child in _elements(plan.children()))
+        return all(child.isStreaming() for child in jvm.elements(plan.children()))
     return plan.nodeName() in _STATEFUL
 
 
 def _inputs(operator: Any) -> list[Any]:
-    return [child for child in _elements(operator.children()) if child.isStreaming()]
+    return [child for child in jvm.elements(operator.children()) if child.isStreaming()]
 
 
 def _event_time(operator: Any, child: Any) -> int | None:
     """Return the index of the column of an input that the operator compares with the watermark: the first one with an event time. ``None``: there is none."""
-    output = _elements(child.output())
+    output = jvm.elements(child.output())
     keys = None
     if operator.nodeName() == "Aggregate":
         keys = {
             attribute.exprId().id()
-            for key in _elements(operator.groupingExpressions())
-            for attribute in _elements(key.references().toSeq())
+            for key in jvm.elements(operator.groupingExpressions())
+            for attribute in jvm.elements(key.references().toSeq())
         }
     for index, column in enumerate(output):
         if column.metadata().contains(_EVENT_TIME) and (keys is None or column.exprId().id() in keys):
@@ -137,7 +138,3 @@ def _late(frame: DataFrame, time: str, watermark_ms: int) -> DataFrame:
     late = frame.where(F.unix_micros(end.cast("timestamp")) <= F.lit(watermark_ms * 1000))
     options = {"timeZone": "UTC", "ignoreNullFields": "false"}
     return late.select(F.to_json(F.struct(*map(quoted, frame.columns)), options).alias("raw"))
-
-
-def _elements(sequence: Any) -> list[Any]:
-    return [sequence.apply(index) for index in range(sequence.length())]

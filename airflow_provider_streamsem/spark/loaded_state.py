@@ -26,6 +26,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from airflow_provider_streamsem.connectors import jvm
 from airflow_provider_streamsem.state import OperatorState
 
 _MOST_BATCHES = 20
@@ -84,8 +85,7 @@ def keep(
 
     :param transform: the function that the attempt called
     """
-    inner: Any = session
-    if not inner._jsparkSession.sparkContext().isLocal():
+    if not jvm.session_of(session).sparkContext().isLocal():
         unload(session, stores.run_id)
         return
     used = Stores(stores.run_id, stores.batches + 1)
@@ -97,10 +97,10 @@ def keep(
 
 def unload(session: SparkSession, run_id: str) -> None:
     """Unload state stores from the executors. Best effort: correctness does not depend on it."""
-    inner: Any = session
     with suppress(Exception):
-        uuid = getattr(inner._jvm, "java.util.UUID").fromString(run_id)
-        inner._jsparkSession.sessionState().streamingQueryManager().stateStoreCoordinator().deactivateInstances(uuid)
+        uuid = jvm.class_of(session, "java.util.UUID").fromString(run_id)
+        manager = jvm.session_of(session).sessionState().streamingQueryManager()
+        manager.stateStoreCoordinator().deactivateInstances(uuid)
 
 
 def _replace(session: SparkSession, new: _Loaded | None) -> _Loaded | None:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from airflow_provider_streamsem.connectors import jvm
 from airflow_provider_streamsem.errors import StageError
 from airflow_provider_streamsem.state import OperatorState, with_schema_files_in
 
@@ -25,9 +26,9 @@ class StateMetadata:
     """
 
     def __init__(self, session: Any, root: str, batch: int) -> None:
-        self._jvm, self._batch = session._jvm, batch
+        self._session, self._batch = session, batch
         self._root = self._path(root)
-        self._files = self._root.getFileSystem(session._jsparkSession.sessionState().newHadoopConf())
+        self._files = self._root.getFileSystem(jvm.session_of(session).sessionState().newHadoopConf())
 
     def restore(self, base: OperatorState) -> None:
         """
@@ -65,7 +66,7 @@ class StateMetadata:
             return None
         stream = self._files.open(path)
         try:
-            return str(self._class("org.apache.commons.io.IOUtils").toString(stream, "UTF-8"))
+            return str(jvm.class_of(self._session, "org.apache.commons.io.IOUtils").toString(stream, "UTF-8"))
         finally:
             stream.close()
 
@@ -76,7 +77,4 @@ class StateMetadata:
         return self._path(f"{self._operator(number).toString()}/_metadata/v2/{batch}")
 
     def _path(self, text: str) -> Any:
-        return self._class("org.apache.hadoop.fs.Path")(text)
-
-    def _class(self, name: str) -> Any:
-        return getattr(self._jvm, name)
+        return jvm.class_of(self._session, "org.apache.hadoop.fs.Path")(text)

@@ -6,7 +6,7 @@ the batch id come from the log instead of a checkpoint directory. Spark's RocksD
 loads the state with the ids of the base. An attempt has a new run id, so it does not use a state store that another attempt has loaded, unless
 :mod:`airflow_provider_streamsem.spark.loaded_state` allows it.
 
-This module imports pyspark, and uses non-public names of classic PySpark 4.1 and newer.
+This module imports pyspark, and uses non-public classes of Spark 4.1 and newer.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 
+from airflow_provider_streamsem.connectors import jvm
 from airflow_provider_streamsem.errors import DataError, InvalidError, StageError
 from airflow_provider_streamsem.spark import loaded_state
 from airflow_provider_streamsem.spark.late_rows import (
@@ -114,9 +115,7 @@ class MicroBatch:
         return {name: self._stream(frame) for name, frame in records.items()}
 
     def _stream(self, records: DataFrame) -> DataFrame:
-        inner: Any = records
-        rows = inner._jdf.queryExecution().toRdd()
-        return DataFrame(self._jsession.internalCreateDataFrame(rows, inner._jdf.schema(), True), self.session)
+        return self._rows(jvm.execution_of(records), is_streaming=True)
 
     def result(self, streaming: DataFrame) -> DataFrame:
         """
@@ -128,8 +127,7 @@ class MicroBatch:
         """
         from pyspark.errors import AnalysisException, SparkRuntimeException
 
-        inner: Any = streaming
-        logical = inner._jdf.queryExecution().analyzed()
+        logical = jvm.execution_of(streaming).analyzed()
         if not logical.isStreaming():
             raise InvalidError(
                 "the transform of a pipeline with state must return a streaming DataFrame, derived from one that it receives; nothing became visible",
@@ -160,9 +158,9 @@ class MicroBatch:
             self._metadata = metadata.of_batch(self._with_metadata())
         return self._rows(execution)
 
-    def _rows(self, execution: Any) -> DataFrame:
+    def _rows(self, execution: Any, *, is_streaming: bool = False) -> DataFrame:
         rows, schema = execution.toRdd(), execution.analyzed().schema()
-        return DataFrame(self._jsession.internalCreateDataFrame(rows, schema, False), self.session)
+        return DataFrame(self._jsession.internalCreateDataFrame(rows, schema, is_streaming), self.session)
 
     def after(self) -> tuple[OperatorState, int]:
         """
@@ -271,12 +269,10 @@ class MicroBatch:
 
     @property
     def _jsession(self) -> Any:
-        inner: Any = self.session
-        return inner._jsparkSession
+        return jvm.session_of(self.session)
 
     def _jvm(self, name: str) -> Any:
-        inner: Any = self.session
-        return getattr(inner._jvm, name)
+        return jvm.class_of(self.session, name)
 
     def _class_of(self, name: str) -> Any:
         loader = self._jvm("java.lang.Thread").currentThread().getContextClassLoader()
@@ -343,10 +339,9 @@ class MicroBatch:
     def _base_ids(self) -> Any:
         """Return the ids of the base as Scala's map: operator id → ids of each partition."""
         by_operator = self._jvm("scala.collection.mutable.HashMap")()
-        inner: Any = self.session
         text = self._jvm("java.lang.String")
         for number, operator in enumerate(() if self.base is None else self.base.operators):
-            ids = inner._sc._gateway.new_array(text, len(operator.ids), len(operator.ids[0]))
+            ids = jvm.gateway_of(self.session).new_array(text, len(operator.ids), len(operator.ids[0]))
             for partition, stores in enumerate(operator.ids):
                 for store, id in enumerate(stores):
                     ids[partition][store] = id
@@ -404,8 +399,7 @@ def _nodes(plan: Any) -> Iterator[Any]:
     while stack:
         node = stack.pop()
         yield node
-        children = node.children()
-        stack += [children.apply(index) for index in range(children.length())]
+        stack += jvm.elements(node.children())
 
 
 def _texts(option: Any) -> tuple[str, ...]:

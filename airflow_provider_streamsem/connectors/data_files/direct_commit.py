@@ -17,6 +17,8 @@ from functools import lru_cache, reduce
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_streamsem.connectors import jvm
+
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
@@ -27,9 +29,8 @@ _FORMATS = {"csv": "CSVFileFormat", "json": "JsonFileFormat", "orc": "OrcFileFor
 
 def is_possible(session: SparkSession) -> bool:
     """Return whether this module works in a session: Python can call the session's JVM, and the JVM has the required classes."""
-    inner: Any = session
     try:
-        _classes(inner._sc._gateway)
+        _classes(jvm.gateway_of(session))
     except Exception:  # a class is missing, or the session uses Spark Connect
         return False
     return True
@@ -45,13 +46,11 @@ def write(
     :param partition_by: columns that become directories ``name=value`` and are not stored in the files. Their values must need no escaping
     :returns: the names, relative to ``location``, of the files that Spark has accepted. The location may contain other files
     """
-    inner: Any = frame
-    session: Any = frame.sparkSession
-    java_session = session._jsparkSession
-    spark = _classes(session._sc._gateway)
-    query = inner._jdf.queryExecution()
+    java_session = jvm.session_of(frame.sparkSession)
+    spark = _classes(jvm.gateway_of(frame.sparkSession))
+    query = jvm.execution_of(frame)
     output = query.analyzed().output()
-    columns = {c.name(): c for c in (output.apply(i) for i in range(output.length()))} if partition_by else {}
+    columns = {c.name(): c for c in jvm.elements(output)} if partition_by else {}
     java_options = spark.map(options)
     with tempfile.TemporaryDirectory(prefix="streamsem-") as directory:
         job = spark.committer("streamsem", location)
