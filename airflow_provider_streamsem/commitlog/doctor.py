@@ -5,9 +5,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass
+from itertools import repeat
 
-from airflow_provider_streamsem.clock import Clock
+from airflow_provider_streamsem.clock import Clock, tries
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import StoreRefusedError, UnsafeStoreError
 from airflow_provider_streamsem.protocol import keys
@@ -121,11 +123,9 @@ def _check(name: str, probe: Callable[[], str]) -> Check:
 
 def _create(store: Store, key: str, data: bytes, clock: Clock) -> bool:
     """Create an object, and return whether the stored object has these bytes. Repeats a request whose result is unknown."""
-    for _ in range(10):
-        try:
+    for _ in tries(repeat(0.1, 9), clock):
+        with suppress(UnknownResultError):
             return store.create(key, data) or store.read(key) == data
-        except UnknownResultError:
-            clock.sleep(0.1)
     raise UnknownResultError(key)
 
 

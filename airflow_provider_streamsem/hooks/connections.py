@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from airflow_provider_streamsem.clock import SYSTEM_CLOCK
+from airflow_provider_streamsem.clock import tries
 from airflow_provider_streamsem.connections import Connection
 from airflow_provider_streamsem.errors import InvalidError
 
@@ -18,21 +18,20 @@ def airflow_connection(conn_id: str, *, team_name: str | None = None) -> Connect
     :param team_name: the team whose connection a process outside of tasks looks up. In a task, Airflow knows the team
     :raises InvalidError: three lookups returned no such connection, or its extra is nested too deep
     """
-    for wait_s in (*_RETRY_WAITS_S, None):
+    # Airflow raises AirflowNotFoundException also if its API server does not respond, so the lookup is retried.
+    for attempt in tries(_RETRY_WAITS_S):
         try:
             stored = _look_up(conn_id, team_name)
             break
         except Exception as error:
             if type(error).__name__ != "AirflowNotFoundException":
                 raise
-            if wait_s is None:
+            if attempt == len(_RETRY_WAITS_S):
                 raise InvalidError(
                     "Airflow returned no connection with this id in three lookups", conn_id=conn_id
                 ).advising(
                     "create it, for example with `airflow connections add`, or correct the id. No rows were committed."
                 ) from error
-            # Airflow raises this exception also if its API server does not respond, so the lookup is retried.
-            SYSTEM_CLOCK.sleep(wait_s)
     try:
         extra = stored.extra_dejson
     except RecursionError:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any, Protocol
 
+from airflow_provider_streamsem.clock import tries
 from airflow_provider_streamsem.connectors.http.effects import EffectLedger
 from airflow_provider_streamsem.connectors.http.endpoint import Address, CallResult, Endpoint
 from airflow_provider_streamsem.connectors.http.rate import Pace
@@ -191,12 +192,10 @@ class Publisher:
 
     def _call_result(self, endpoint: Endpoint, call: _Call) -> CallResult:
         """Make a call, and return its result. Without claims, repeat a call whose result is not clear, up to three times."""
-        result = endpoint.call(call.body, self._headers(call))
-        for wait_s in () if self._claims else _UNCLEAR_WAITS_S:
+        for _ in tries(() if self._claims else _UNCLEAR_WAITS_S, self._clock):
+            result = endpoint.call(call.body, self._headers(call))
             if result.kind not in ("unclear", "unsent"):
                 break
-            self._clock.sleep(wait_s)
-            result = endpoint.call(call.body, self._headers(call))
         return result
 
     def _headers(self, call: _Call) -> dict[str, str]:
