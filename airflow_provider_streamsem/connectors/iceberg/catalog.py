@@ -42,8 +42,9 @@ _TRANSIENT_BASES = {
     "google.ServerError",
     "google.RetryError",
     "google.TooManyRequests",
+    "pyiceberg.TooManyRequestsError",
 }
-"""Base classes of transient errors of the catalogs' client libraries, by name, because the libraries may not be installed."""
+"""Base classes of transient errors by name, because the catalogs' client libraries may not be installed, and pyiceberg 0.10 and 0.11 lack the last one."""
 _ACCEPTED = re.compile(rf"{'|'.join(map(re.escape, _NAMES))}|{_FAMILIES}")
 _CODE = re.compile(r"impl$|^auth($|\.)|^gcs\.session-kwargs$", re.IGNORECASE)
 _SERVER_CODE = re.compile(r"(^|\.)py-[a-z.-]*impl$|^s3\.retry-strategy-impl$", re.IGNORECASE)
@@ -188,7 +189,7 @@ def is_transient(error: BaseException) -> bool:
     if isinstance(error, PermissionError):
         return False
     transient = (
-        errors.CommitFailedException, errors.CommitStateUnknownException, errors.ServiceUnavailableError, errors.ServerError, errors.TooManyRequestsError,
+        errors.CommitFailedException, errors.CommitStateUnknownException, errors.ServiceUnavailableError, errors.ServerError,
         errors.AuthorizationExpiredError, errors.WaitingForLockException, errors.TableAlreadyExistsError, errors.NamespaceAlreadyExistsError,
         errors.NoSuchTableError, errors.GenericDynamoDbError, errors.ConditionalCheckFailedException,
     )  # fmt: skip

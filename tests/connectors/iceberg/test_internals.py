@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import pyarrow as pa
 import pyarrow.parquet
+import pytest
 from pyiceberg.catalog.memory import InMemoryCatalog
 from pyiceberg.table import Transaction
 from pyiceberg.table.update.snapshot import _OverwriteFiles
 
 from airflow_provider_streamsem.connectors.iceberg import internals
+from airflow_provider_streamsem.connectors.iceberg.catalog import is_transient
 
 
 def test_pyiceberg_has_the_non_public_names() -> None:
@@ -31,3 +33,12 @@ def test_options_of_the_parquet_writer_are_accepted_by_pyarrow() -> None:
     options = internals.parquet_options({"write.parquet.compression-codec": "gzip"})
     pyarrow.parquet.write_table(pa.table({"a": [0]}), pa.BufferOutputStream(), **options)
     assert options["compression"] == "gzip"
+
+
+def test_throttling_is_transient_also_for_releases_of_pyiceberg_without_its_exception(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.delattr("pyiceberg.exceptions.TooManyRequestsError", raising=False)
+    throttled = type("TooManyRequestsError", (Exception,), {"__module__": "pyiceberg.exceptions"})
+    assert is_transient(throttled())
+    assert not is_transient(ValueError())
