@@ -42,7 +42,7 @@ class Lookup(Protocol):
 
     @property
     def spark_packages(self) -> tuple[str, ...]:
-        """As :attr:`airflow_provider_streamsem.connectors.contract.Source.spark_packages`."""
+        """As :attr:`airflow_provider_streamsem.connectors.source.Source.spark_packages`."""
         ...
 
     @property

@@ -19,7 +19,7 @@ class RetentionSensor(PipelineSensor):
     To check once and continue, set ``timeout=0, soft_fail=True``. The task is then skipped if the condition is not met.
 
     XCom ``return_value``: ``pipeline``, ``log``, ``version`` (the newest closed version), ``lost``, ``at_risk`` and ``spare``, as in
-    :class:`airflow_provider_streamsem.connectors.contract.Expiry`, and ``unit``, the unit of the source's items.
+    :class:`airflow_provider_streamsem.connectors.source.Expiry`, and ``unit``, the unit of the source's items.
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated). The records of its source must expire. Other sources, such as files, are
         refused. A ``Pipeline`` object is checked while Airflow parses the DAG, and a file when the task runs
