@@ -99,9 +99,10 @@ KF = Actor("KF", 11, COMPACTION, after=13)
 def _scope(
     actors: tuple[Actor, ...], sinks: tuple[str, ...] = (), *, states: int, **others: int | bool
 ) -> Configuration:
-    """A configuration. ``others`` has fields of :class:`Budget`, and ``stale``, ``poison`` and ``keep``."""
-    stale, poison, keep = bool(others.pop("stale", False)), bool(others.pop("poison", False)), others.pop("keep", 0)
-    return Configuration(actors, Budget(**others), sinks, stale=stale, poison=poison, keep=keep, states=states)
+    """A configuration. ``others`` has fields of :class:`Budget`, and ``stale``, ``poison``, ``keep`` and ``tries``."""
+    stale, poison = bool(others.pop("stale", False)), bool(others.pop("poison", False))
+    options = {name: others.pop(name) for name in ("keep", "tries") if name in others}
+    return Configuration(actors, Budget(**others), sinks, stale=stale, poison=poison, states=states, **options)
 
 
 SMALL: dict[str, Configuration] = {
@@ -139,6 +140,7 @@ SMALL: dict[str, Configuration] = {
     "rewrite": _scope((A, B, W), states=1_032),
     "rewrite_retry": _scope((D, W), crashes=1, states=2_067),
     "rewrite_abort": _scope((D, W), unknown=1, aborts=1, states=4_457),
+    "rewrite_after_abort": _scope((D, W), aborts=1, tries=2, states=2_355),
     "rewrite_reprocess": _scope((D, W, R), states=15_026),
     "rewrite_rollback": _scope((D, W, V), states=7_453),
     "rewrite_txn": _scope((D, W), (TXN,), states=298),

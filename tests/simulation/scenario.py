@@ -37,6 +37,7 @@ from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.readers.verify import verify
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine
+from tests.model import writes
 from tests.simulation import checks
 from tests.simulation.alters import AltersPipeline
 from tests.simulation.checks import RawLog, require
@@ -76,6 +77,7 @@ FIXTURES: tuple[type[PipelineFixture], ...] = (
 """The pipelines of consecutive seeds, in a cycle. Slow ones occur less often."""
 
 
+MODELLED = writes.stored()
 REWRITE_SEEDS, ALTER_SEEDS = 2**50, 2**51
 """Seeds from here on simulate the pipeline that is compacted, or altered, and seeds below all others. So the traces of known seeds stay the same."""
 
@@ -586,6 +588,8 @@ class Simulation:
             files = [os.path.relpath(file.path, self.root / "out") for file in found]
             require(files == raw.visible(version), "the reader and the raw log differ", version)
             self.check_read(version, files)
+        unknown = writes.of_history(self.store.history) - MODELLED
+        require(not unknown, "the model has no such write", *sorted(unknown))
 
 
 def scratch() -> Path:
