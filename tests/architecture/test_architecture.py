@@ -9,9 +9,12 @@ import inspect
 import re
 import subprocess
 import sys
+from importlib import metadata
 from pathlib import Path
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
 import airflow_provider_streamsem
 from airflow_provider_streamsem import errors, registry
@@ -208,6 +211,43 @@ LAYER_OF = {
     "stores": "stores",
     "engines": "spark",
 }
+
+
+def test_every_import_is_of_a_declared_distribution_or_of_what_it_requires() -> None:
+    """What a declared distribution requires itself is installed with it, such as Jinja2 with Airflow."""
+    tomllib = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = [name for name in project["optional-dependencies"] if name != "dev"]
+    texts = [*project["dependencies"], *(text for name in extras for text in project["optional-dependencies"][name])]
+    declared = {canonicalize_name(Requirement(text).name) for text in texts}
+    for _ in range(2):  # apache-airflow requires apache-airflow-core
+        required = [
+            Requirement(text) for name in declared if is_installed(name) for text in metadata.requires(name) or ()
+        ]
+        declared |= {canonicalize_name(each.name) for each in required if each.marker is None or each.marker.evaluate()}
+    distributions = metadata.packages_distributions()
+    undeclared = {
+        name
+        for path in PACKAGE.rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text()))
+        for name in imported_packages(node)
+        if name not in {*sys.stdlib_module_names, PACKAGE.name}
+        and not declared & {canonicalize_name(each) for each in distributions.get(name, [name])}
+    }
+    assert undeclared == set()
+
+
+def imported_packages(node: ast.AST) -> set[str]:
+    if isinstance(node, ast.Import):
+        return {alias.name.partition(".")[0] for alias in node.names}
+    return {node.module.partition(".")[0]} if isinstance(node, ast.ImportFrom) and node.module else set()
+
+
+def is_installed(name: str) -> bool:
+    try:
+        return bool(metadata.version(name))
+    except metadata.PackageNotFoundError:
+        return False
 
 
 @pytest.mark.parametrize("kind", LAYER_OF)
