@@ -5,11 +5,21 @@ from __future__ import annotations
 import dataclasses
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, arguments, guarantee, load_pipeline
+from airflow_provider_streamsem import (
+    FilesSink,
+    FilesSource,
+    Limits,
+    Pipeline,
+    arguments,
+    guarantee,
+    load_pipeline,
+    registry,
+)
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.spec.pipeline import from_json, load_spark_conf
 
@@ -44,6 +54,16 @@ INVALID_PIPELINES: list[tuple[dict[str, Any], str]] = [
 def test_invalid_argument_of_a_pipeline_is_reported_by_name(changes: dict[str, Any], message: str) -> None:
     with pytest.raises(InvalidError, match=message):
         pipeline(**changes)
+
+
+@pytest.mark.parametrize(("part", "base"), [("source", "source.Source"), ("sinks", "sink.Sink")])
+def test_registered_class_that_does_not_extend_its_base_class_is_refused(
+    part: str, base: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(registry, "name_of", lambda kind, value: "other")
+    other = SimpleNamespace(location=None)
+    with pytest.raises(InvalidError, match=rf"SimpleNamespace.*extends airflow_provider_streamsem.connectors.{base}"):
+        pipeline(**{part: other if part == "source" else {"out": other}})
 
 
 INVALID_SOURCES: list[tuple[dict[str, Any], str]] = [

@@ -99,7 +99,7 @@ class Pipeline:
             )
         for name, sink in self.sinks.items():
             arguments.text("sink name", name, pattern=NAME, accepted=NAME)
-            registry.name_of("sinks", sink)
+            _check_class("sinks", sink, Sink)
         self._check_lookups()
         self._check_locations()
         self._check_replaced_rows()
@@ -145,7 +145,7 @@ class Pipeline:
         for name, source in parts.items():
             if name:
                 arguments.text("source name", name, pattern=NAME, accepted=NAME)
-            registry.name_of("sources", source)
+            _check_class("sources", source, Source)
         if not isinstance(self.source, SeveralSources):
             return
         for name, source in parts.items():
@@ -415,6 +415,14 @@ class Pipeline:
             )
         self._check_output_mode(target)
         return target  # type: ignore[no-any-return]
+
+
+def _check_class(kind: registry.Kind, value: object, base: type) -> None:
+    """Refuse an object whose class is not registered, or does not extend the base class of its kind."""
+    registry.name_of(kind, value)
+    if not isinstance(value, base):
+        accepted = f"a class that extends {base.__module__}.{base.__qualname__}"
+        raise InvalidError(f"this class cannot be one of {kind}", given=type(value).__name__, accepted=accepted)
 
 
 def _arguments(kind: registry.Kind, part: Any) -> Json:
