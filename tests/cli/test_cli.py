@@ -30,6 +30,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.stores.local import LocalStore
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine
+from tests.cli.command import run
 from tests.pipeline_fixture import PipelineFixture
 
 GOLDEN = Path(__file__).parent / "json_shapes.json"
@@ -57,12 +58,6 @@ format = "json"
 max_files = 2
 """)
     return fixture
-
-
-def run(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str, str]:
-    code = main(argv)
-    captured = capsys.readouterr()
-    return code, captured.out, captured.err
 
 
 def shape(value: Any) -> Any:

@@ -31,10 +31,9 @@ from airflow_provider_streamsem.protocol.entries import Receipt
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.connectors.batches import resolve_schema, schema_of, staged
 from tests.connectors.sql.database_steps import Steps
-from tests.connectors.sql.test_sink import MODES
+from tests.connectors.sql.modes import CREATE, MODES, publish
 from tests.integration.parts.mariadb import MariaDB
 from tests.integration.parts.server import home_for_others, running
-from tests.integration.test_postgres import CREATE, publish
 from tests.rounds import ROUNDS
 
 pytestmark = pytest.mark.integration

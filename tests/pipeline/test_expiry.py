@@ -30,7 +30,7 @@ from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
-from tests.pipeline.test_compact import compacted, prepared, rows
+from tests.pipeline.compactions import compacted, prepared, rows
 from tests.pipeline_fixture import BeforeOutcome, PipelineFixture, PreparedFixture, die
 
 DAY_MS = 86_400_000

@@ -26,15 +26,11 @@ from airflow_provider_streamsem.stores.contract import ObjectStat
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import CountingStore, Crash, Fault, FaultyStore
+from tests.pipeline.log_requests import requests
 from tests.pipeline_fixture import BeforeOutcome, PipelineFixture, die
 
 LOST, RUNNING = "a" * 32, "b" * 32
 """Ids of attempts."""
-
-
-def requests(store: CountingStore) -> list[tuple[str, str]]:
-    """Requests as (method, first part of the key), without doctor and specs, which belong to the creation of the pipeline."""
-    return [(m, k.split("/")[0]) for m, k in store.keys if not k.startswith(("doctor/", "specs/"))]
 
 
 def test_single_batch_commits_the_files_that_its_limits_allow(fixture: PipelineFixture) -> None:

@@ -34,7 +34,7 @@ from airflow_provider_streamsem.pipeline.run.review import stage_reprocessing
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import Crash
-from tests.architecture.test_pages import blocks
+from tests.code_blocks import blocks
 from tests.connectors.batches import UUID, before, outcome_of, resolve_schema, schema_of, staged
 from tests.connectors.delta.delta_fixture import DeltaFixture
 

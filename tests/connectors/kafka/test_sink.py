@@ -164,5 +164,5 @@ def test_control_topic_that_cannot_be_checked_gets_no_batch(monkeypatch: pytest.
     )  # fmt: skip
     sink = KafkaSink("/staged", topic="t", bootstrap_servers="h:1")
     with pytest.raises(StoreRefusedError, match="denied"):
-        (sink.skip if skips else sink.publish)(batch, cast(EffectLedger, None))
+        (sink.skip if skips else sink.publish)(batch, cast("EffectLedger", None))
     assert calls == ["check", "check"]

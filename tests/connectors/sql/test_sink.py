@@ -9,8 +9,7 @@ import sqlite3
 import threading
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -38,7 +37,7 @@ from airflow_provider_streamsem.pipeline.versions.publish import skip
 from airflow_provider_streamsem.protocol.entries import Receipt
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.stores import Crash
-from tests.architecture.test_pages import blocks
+from tests.code_blocks import blocks
 from tests.connectors.batches import (
     UUID,
     check_that_commits_of_other_logs_are_refused,
@@ -48,14 +47,11 @@ from tests.connectors.batches import (
     staged,
 )
 from tests.connectors.sql.database_steps import Steps
+from tests.connectors.sql.modes import MODES
+from tests.connectors.sql.sqlite_database import Database, database_at
 from tests.pipeline_fixture import PipelineFixture
 from tests.rounds import ROUNDS
 
-MODES: dict[str, dict[str, Any]] = {
-    "append": {"mode": "append"},
-    "upsert": {"mode": "upsert", "keys": ["id"]},
-    "replace_version": {"mode": "replace_version"},
-}
 TABLE = 'CREATE TABLE "t" (id BIGINT PRIMARY KEY, _streamsem_version BIGINT)'
 # Without a key only the marker prevents duplicate rows.
 CREATE_MARKERS, INSERT_MARKER = blocks(Path(__file__).parents[3] / "docs" / "connectors" / "sql-sink.md", "sql")
@@ -69,33 +65,9 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("airflow_provider_streamsem.connectors.staged_parquet.transactions.SYSTEM_CLOCK", ManualClock())
 
 
-@dataclass
-class Database:
-    """A SQLite file, reached by the connection ``db``."""
-
-    path: Path
-
-    def run(self, statement: str) -> list[tuple[Any, ...]]:
-        with closing(sqlite3.Connection(self.path)) as connection:
-            rows = connection.execute(statement).fetchall()
-            connection.commit()
-            return rows
-
-    def ids(self) -> Counter[int]:
-        return Counter(row[0] for row in self.run('SELECT id FROM "t"'))
-
-    def markers(self) -> list[tuple[int, str]]:
-        return [(row[0], row[1]) for row in self.run("SELECT version, state FROM streamsem_markers")]
-
-
 @pytest.fixture
 def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Database:
     return database_at(tmp_path / "db.sqlite", monkeypatch)
-
-
-def database_at(path: Path, monkeypatch: pytest.MonkeyPatch) -> Database:
-    monkeypatch.setenv("AIRFLOW_CONN_DB", json.dumps({"conn_type": "sqlite", "host": str(path)}))
-    return Database(path)
 
 
 def sink(location: Path, mode: str = "append", **changes: Any) -> JdbcSink:
