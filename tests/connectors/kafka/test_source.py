@@ -282,9 +282,8 @@ class ElectingAdmin:
 
 @pytest.mark.parametrize(("refusals", "succeeds"), [(0, True), (2, True), (9, False)])
 def test_offsets_are_requested_again_while_a_leader_is_elected(
-    monkeypatch: pytest.MonkeyPatch, refusals: int, succeeds: bool
+    short_waits: None, refusals: int, succeeds: bool
 ) -> None:
-    monkeypatch.setattr(kafka_cluster, "_ELECTION_WAITS_S", (0.0, 0.0))
     cluster = kafka_cluster.KafkaCluster({"bootstrap.servers": "k:9092"}, "read_committed")
     cluster._admin = ElectingAdmin(refusals)
     partition = Partition(topic="t", number=0)
