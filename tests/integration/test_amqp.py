@@ -17,6 +17,7 @@ import pytest
 
 from airflow_provider_streamsem import AmqpQueue, QueueSource
 from airflow_provider_streamsem.commitlog.log import CommitLog, RetryPolicy
+from airflow_provider_streamsem.connectors.amqp.client import AmqpReceiver
 from airflow_provider_streamsem.connectors.landing.messages import LandingDirectory
 from airflow_provider_streamsem.connectors.queue import source as module
 from airflow_provider_streamsem.errors import StoreRefusedError, UnavailableError
@@ -91,18 +92,19 @@ LANDER = """
 import os, signal, sys
 from airflow_provider_streamsem import AmqpQueue, QueueSource
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.landing import messages as landing
+from airflow_provider_streamsem.connectors.amqp.client import AmqpReceiver
+from airflow_provider_streamsem.connectors.landing.messages import LandingDirectory
 from airflow_provider_streamsem.stores.contract import open_store
 host, name, location, when = sys.argv[1:]
 source = QueueSource(queue=AmqpQueue(name=name, host=host), landing=location, schema="id long")
-method = landing.LandingDirectory._acknowledge
-def killed(self, receiver, messages):
+acknowledge = AmqpReceiver.acknowledge
+def killed(receiver, handles):
     if when == "after":
-        method(self, receiver, messages)
+        acknowledge(receiver, handles)
     os.kill(os.getpid(), signal.SIGKILL)
-landing.LandingDirectory._acknowledge = killed
+AmqpReceiver.acknowledge = killed
 with source.queue.connect() as receiver:
-    landing.LandingDirectory(CommitLog(open_store(location)), source.window, source.queue.lineage).land(receiver, most=100, seconds=60)
+    LandingDirectory(CommitLog(open_store(location)), source.window, source.queue.lineage).land(receiver, most=100, seconds=60)
 """
 
 
@@ -122,14 +124,14 @@ def test_messages_redelivered_by_a_broker_killed_before_the_acknowledgement_are_
     rabbitmq: RabbitMQ, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue.send(4)
-    landing = LandingDirectory._acknowledge
+    acknowledge = AmqpReceiver.acknowledge
 
-    def killed(self: LandingDirectory, receiver: Any, messages: Any) -> None:
+    def killed(receiver: AmqpReceiver, handles: Any) -> None:
         rabbitmq.kill()
-        landing(self, receiver, messages)
+        acknowledge(receiver, handles)
 
     with monkeypatch.context() as patched:
-        patched.setattr(LandingDirectory, "_acknowledge", killed)
+        patched.setattr(AmqpReceiver, "acknowledge", killed)
         assert (
             queue.run("a").counts["read"] == 4
         )  # landed messages are read, whether or not the broker got the acknowledgement

@@ -196,18 +196,19 @@ LANDER = """
 import os, signal, sys
 from airflow_provider_streamsem import PubSubQueue, QueueSource
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.landing import messages as landing
+from airflow_provider_streamsem.connectors.landing.messages import LandingDirectory
+from airflow_provider_streamsem.connectors.pubsub.client import PubSubReceiver
 from airflow_provider_streamsem.stores.contract import open_store
 name, location, when = sys.argv[1:]
 source = QueueSource(queue=PubSubQueue(subscription=name, ack_deadline_s=10, wait_s=1), landing=location, schema="id long")
-method = landing.LandingDirectory._acknowledge
-def killed(self, receiver, messages):
+acknowledge = PubSubReceiver.acknowledge
+def killed(receiver, handles):
     if when == "after":
-        method(self, receiver, messages)
+        acknowledge(receiver, handles)
     os.kill(os.getpid(), signal.SIGKILL)
-landing.LandingDirectory._acknowledge = killed
+PubSubReceiver.acknowledge = killed
 with source.queue.connect() as receiver:
-    landing.LandingDirectory(CommitLog(open_store(location)), source.window, source.queue.lineage).land(receiver, most=100, seconds=60)
+    LandingDirectory(CommitLog(open_store(location)), source.window, source.queue.lineage).land(receiver, most=100, seconds=60)
 """
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections import Counter
 from pathlib import Path
@@ -33,7 +34,6 @@ from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.spark.engine import SparkEngine
 from airflow_provider_streamsem.spark.stateful import MicroBatch
 from airflow_provider_streamsem.state import operator_state
-from airflow_provider_streamsem.stores import dataset
 from tests.connectors.sql.sqlite_database import database_at
 from tests.state.crashes import Crash, crash_at, run_and_crash_after_state_write
 from tests.state.processors import processed
@@ -282,7 +282,7 @@ def test_state_files_on_disk_are_synced_before_the_outcome(
 ) -> None:
     """After a power failure, an outcome must not name files that were only in the page cache."""
     synced: set[str] = set()
-    monkeypatch.setattr(dataset, "_sync", synced.add)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.add(os.readlink(f"/proc/self/fd/{descriptor}")))
     arrive(tmp_path, 0, [(1, "a"), (2, "b")])
     run_batch(pipeline(tmp_path, keyed, "update"), run_key="first")
     root = tmp_path / "log" / "state" / "operators"

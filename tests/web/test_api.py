@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 from fastapi.testclient import TestClient
 
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.maintenance.abort import abort
 from airflow_provider_streamsem.stores.contract import Store
 from airflow_provider_streamsem.stores.memory import open_memory_store
 from airflow_provider_streamsem.testing.stores import CountingStore
-from airflow_provider_streamsem.web import pipelines
 from airflow_provider_streamsem.web.app import openapi
 from airflow_provider_streamsem.web.documents import Task
 from airflow_provider_streamsem.web.pipelines import LoggedPipeline, OpenedLog
@@ -205,7 +205,8 @@ def test_log_that_replaced_another_one_is_shown_only_to_the_dags_that_planned_it
     second = PipelineFixture(tmp_path / "second", store=store)
     second.arrive(1)
     second.run('airflow:["second","load","run",-1]')
-    monkeypatch.setattr(pipelines, "_EXPIRES_MS", -1)
+    later_ms = SYSTEM_CLOCK.now_ms() + 301_000
+    monkeypatch.setattr(SYSTEM_CLOCK, "now_ms", lambda: later_ms)
     with pytest.raises(InvalidError, match="not those of this DAG"):
         pipeline.checked()
 
