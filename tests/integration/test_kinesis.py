@@ -18,7 +18,7 @@ from airflow_provider_streamsem import Avro, KinesisSource, Limits, run_batch
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.contract import SourceSlice
-from airflow_provider_streamsem.connectors.kinesis import reading, stream
+from airflow_provider_streamsem.connectors.kinesis import reading
 from airflow_provider_streamsem.connectors.kinesis.stream import KinesisStream
 from airflow_provider_streamsem.engine import Job
 from airflow_provider_streamsem.errors import InvalidError, RecordsMissingError, SourceChangedError
@@ -316,24 +316,23 @@ def test_batch_sends_the_documented_number_of_requests(orders: Orders) -> None:
     assert requests["GetRecords"] == ends + oldest + read
 
 
-def test_end_of_a_busy_shard_is_found_without_reading_its_records(
-    orders: Orders, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_end_of_a_busy_shard_is_found_without_reading_its_records(orders: Orders) -> None:
     """Records that are up to two hours old are unread. The end is a record of the last seconds."""
     orders.server.set_clock(-2)
     busy = Orders(orders.server, orders.root)
-    first = busy.put(*range(40))
+    [first, *_] = busy.put(0)
+    for _ in range(12):
+        records = [{"Data": b"{}", "PartitionKey": "k", "ExplicitHashKey": LOW}] * 500
+        busy.client.put_records(StreamName=busy.name, Records=records)
     orders.server.set_clock(0)
-    last = busy.put(40)
-    monkeypatch.setattr(stream, "_PROBE_RECORDS", 5)
-    monkeypatch.setattr(stream, "_PROBE_PAGES", 1)
+    [last] = busy.put(1)
     requests = KinesisStream(busy.name, busy.source().settings())
     [shard] = requests.listing().shards
     orders.server.requests()
-    for known in (0, int(first[0]) + 1):
-        assert requests.end(shard, known, now_ms=SYSTEM_CLOCK.now_ms(), retention_h=24).offset == int(last[0]) + 1
-        # One page from the known end, one request for the last ten seconds, and one read of them.
-        assert orders.server.requests() == {"GetShardIterator": 3, "GetRecords": 3}
+    for known in (0, int(first) + 1):
+        assert requests.end(shard, known, now_ms=SYSTEM_CLOCK.now_ms(), retention_h=24).offset == int(last) + 1
+        # Four pages from the known end, one request for the last ten seconds, and one read of them.
+        assert orders.server.requests() == {"GetShardIterator": 3, "GetRecords": 6}
 
 
 def test_lag_is_the_number_of_shards_with_unread_records(orders: Orders) -> None:
