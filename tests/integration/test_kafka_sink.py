@@ -33,8 +33,9 @@ from tests.connectors import batches
 from tests.connectors.batches import committed_batch
 from tests.integration.parts.kafka import PASSWORD, USER, Broker
 from tests.integration.topics import TIMEOUT_S, Topics
-from tests.pipeline_fixture import PipelineFixture
+from tests.pipeline_fixture import PipelineFixture, die
 from tests.rounds import ROUNDS
+from tests.step_by_step import AtStep
 
 pytestmark = pytest.mark.integration
 
@@ -159,22 +160,6 @@ def watched_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchedClient]:
     monkeypatch.setattr(SYSTEM_CLOCK, "sleep", lambda seconds: time.sleep(min(seconds, 0.1)))
     yield client
     client.producers.clear()
-
-
-class AtStep:
-    """Calls a function at one step, once."""
-
-    def __init__(self, at: int, action: Callable[[], object]) -> None:
-        self.at, self.action, self.taken = at, action, list[str]()
-
-    def __call__(self, name: str) -> None:
-        self.taken.append(name)
-        if len(self.taken) - 1 == self.at:
-            self.action()
-
-
-def die() -> None:
-    raise Crash
 
 
 @pytest.mark.parametrize("who", [pytest.param("same run", marks=pytest.mark.prove), "other run"])

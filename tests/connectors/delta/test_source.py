@@ -35,16 +35,8 @@ from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.conformance import SourceContract, SystemFixture
-from tests.connectors.delta.tables import (
-    Progress,
-    added,
-    append,
-    commit,
-    create_table,
-    definition,
-    field,
-    with_deletion_vector,
-)
+from tests.connectors.delta.tables import added, append, commit, create_table, definition, field, with_deletion_vector
+from tests.connectors.table_files.progress import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

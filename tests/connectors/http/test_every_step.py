@@ -26,6 +26,7 @@ from tests.connectors.http.pushing_fixture import (
     rate_limited,
 )
 from tests.pipeline_fixture import PipelineFixture, die
+from tests.step_by_step import AtStep
 
 
 class WatchedCalls:
@@ -56,18 +57,6 @@ class WatchedCalls:
             fixture.run("a", pipeline=pipeline, store=StepReportingStore(fixture.store, self.step))
         finally:
             self.watched = None
-
-
-class AtStep:
-    """Calls an action once, at one step."""
-
-    def __init__(self, at: int, action: Callable[[], object]) -> None:
-        self.at, self.action, self.taken = at, action, list[str]()
-
-    def __call__(self, name: str) -> None:
-        self.taken.append(name)
-        if len(self.taken) - 1 == self.at:
-            self.action()
 
 
 def always_ok(recorder: Recorder) -> Callable[[Call], Reply]:
