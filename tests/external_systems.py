@@ -10,10 +10,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
+import pytest
+
 from airflow_provider_streamsem import FilesSink, Pipeline, registry
 from airflow_provider_streamsem.connectors.sink import SinkCommit, SinkMarker
 from airflow_provider_streamsem.connectors.staged_parquet.sink import StagedSink, record_batches
-from airflow_provider_streamsem.errors import UnavailableError
+from airflow_provider_streamsem.errors import PublishError, UnavailableError
 from airflow_provider_streamsem.protocol.entries import Json, Receipt
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.pipeline_fixture import PipelineFixture
@@ -152,3 +154,20 @@ class PublishingFixture(PipelineFixture):
         for sink in ("audit", "table"):
             assert self.rows(sink) - self.expected == Counter(), f"duplicated in {sink}"
             assert self.expected - self.rows(sink) == Counter(), f"lost in {sink}"
+
+
+@contextmanager
+def refusing(name: str) -> Iterator[None]:
+    """The table refuses every batch."""
+
+    def refuse(step: str) -> None:
+        if step == f"before publish {name}":
+            raise PublishError("the table refuses the batch", sink=name)
+
+    with TableSink.step_by_step(refuse):
+        yield
+
+
+def run_with_refused_publish(fixture: PublishingFixture) -> None:
+    with refusing("table"), pytest.raises(PublishError, match="streamsem skip"):
+        fixture.run("first")

@@ -16,3 +16,15 @@ def step_by_step(name: str, call: Callable[..., Any], step: Callable[[str], obje
         return result
 
     return stepped
+
+
+class AtStep:
+    """Calls a function at one step, once."""
+
+    def __init__(self, at: int, action: Callable[[], object]) -> None:
+        self.at, self.action, self.taken = at, action, list[str]()
+
+    def __call__(self, name: str) -> None:
+        self.taken.append(name)
+        if len(self.taken) - 1 == self.at:
+            self.action()

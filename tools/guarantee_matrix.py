@@ -84,8 +84,8 @@ STEPS: Mapping[str, Mapping[str, Any]] = {
 }
 """What a pipeline may have between its source and its sinks."""
 _HTTP = (
-    "tests/connectors/http/test_sink.py::test_crash_at_every_step_then_a_retry_keeps_the_promise_of_the_label",
-    "tests/connectors/http/test_sink.py::test_concurrent_runs_with_a_pause_at_every_step_keep_the_promise_of_the_label",
+    "tests/connectors/http/test_every_step.py::test_crash_at_every_step_then_a_retry_keeps_the_promise_of_the_label",
+    "tests/connectors/http/test_every_step.py::test_concurrent_runs_with_a_pause_at_every_step_keep_the_promise_of_the_label",
 )
 SINK_SUITE = "airflow_provider_streamsem/testing/conformance/sinks.py"
 _TRANSACTIONS = (
@@ -226,8 +226,8 @@ PROOFS: Mapping[str, tuple[str, ...]] = {
     ),
     "HTTP, an endpoint that deduplicates by key": _HTTP,
     "HTTP, an idempotent operation": (
-        "tests/connectors/http/test_sink.py::test_idempotent_operation_leaves_the_same_table_after_repeated_calls",
-        "tests/connectors/http/test_sink.py::test_guarantee_of_an_operation_matches_the_operations_table",
+        "tests/connectors/http/test_every_step.py::test_idempotent_operation_leaves_the_same_table_after_repeated_calls",
+        "tests/connectors/http/test_arguments.py::test_guarantee_of_an_operation_matches_the_operations_table",
     ),
     "HTTP": _HTTP,
     "HTTP, at most once": _HTTP,

@@ -31,12 +31,8 @@ from airflow_provider_streamsem.stores.dataset import open_dataset
 
 logger = telemetry.log_of(__name__)
 
-_ROWS_OF_FILE = 1_000_000
 _FILES_AT_ONCE = 4
 """Files of a large layer that are read at a time. Each needs about 100 MB of memory."""
-_COPIED_BYTES = 1 << 20
-"""Files of at least this size are copied to the local disk. Smaller ones are read for each batch."""
-_MOST_COPIES_BYTES = 4 << 30
 _ROW_BYTES = ID_BYTES + 8
 _DAMAGED = "a file of the deduplication state is damaged; nothing became visible"
 _SCHEMA = pa.schema([(ID, pa.binary(ID_BYTES)), (AT, pa.int64())])
@@ -51,9 +47,17 @@ class LayerFiles:
     The files of the layers of a log.
 
     :param log: URL of the log
+    :param rows_of_file: maximum number of rows of a new file
+    :param copied_bytes: files of at least this size are copied to the local disk; smaller ones are read for each batch
+    :param most_copies_bytes: maximum size of all copies on the local disk
     """
 
-    def __init__(self, log: str) -> None:
+    def __init__(
+        self, log: str, *, rows_of_file: int = 1_000_000, copied_bytes: int = 1 << 20, most_copies_bytes: int = 4 << 30
+    ) -> None:
+        self._rows_of_file = rows_of_file
+        self._copied_bytes = copied_bytes
+        self._most_copies_bytes = most_copies_bytes
         self._dataset = layers_dataset(log)
         self._store = open_dataset(self._dataset.location)
 
@@ -74,8 +78,8 @@ class LayerFiles:
         :raises StageError: a file that was read back differs from what was written
         """
         names: list[str] = []
-        for start in range(0, len(ids), _ROWS_OF_FILE):
-            part = ids.where(slice(start, start + _ROWS_OF_FILE))
+        for start in range(0, len(ids), self._rows_of_file):
+            part = ids.where(slice(start, start + self._rows_of_file))
             names.append(f"ids-{len(names):05d}.parquet")
             data = _parquet(part)
             if not _are_equal(_parsed(data), part):
@@ -84,8 +88,8 @@ class LayerFiles:
             self._store.create(keys.data_prefix(version, attempt_id) + names[-1], data)
         written = self._dataset.collect(version, attempt_id, frozenset(names))
         for number, file in enumerate(written.files):
-            start = number * _ROWS_OF_FILE
-            self._copy(file, ids.where(slice(start, start + _ROWS_OF_FILE)))
+            start = number * self._rows_of_file
+            self._copy(file, ids.where(slice(start, start + self._rows_of_file)))
         return written
 
     def _ids(self, file: DataFile) -> Ids:
@@ -107,7 +111,7 @@ class LayerFiles:
 
     def _mapped(self, file: DataFile) -> Ids | None:
         """Map the copy of a file into memory; ``None`` if there is none of its size."""
-        if file.bytes < _COPIED_BYTES:
+        if file.bytes < self._copied_bytes:
             return None
         try:
             path = self._path_of_copy(file)
@@ -121,7 +125,7 @@ class LayerFiles:
 
     def _copy(self, file: DataFile, ids: Ids) -> None:
         """Write the copy of a large file. Without space for it, the file is read for each batch."""
-        if file.bytes < _COPIED_BYTES:
+        if file.bytes < self._copied_bytes:
             return
         try:
             path = self._path_of_copy(file)
@@ -136,7 +140,7 @@ class LayerFiles:
             except OSError:
                 os.unlink(name)
                 raise
-            _delete_oldest(path)
+            _delete_oldest(path, self._most_copies_bytes)
         except OSError as error:
             logger.warning("no local copy of a file of the deduplication state was written: %s", error.strerror)
 
@@ -175,7 +179,7 @@ def _are_equal(first: Ids, second: Ids) -> bool:
     return all(np.array_equal(getattr(first, name), getattr(second, name)) for name in ("high", "low", "at_ms"))
 
 
-def _delete_oldest(newest: Path) -> None:
+def _delete_oldest(newest: Path, most_bytes: int) -> None:
     """Delete the copies that were not used for the longest time, if all copies together are too large."""
     found = []
     for path in newest.parent.iterdir():
@@ -184,7 +188,7 @@ def _delete_oldest(newest: Path) -> None:
     total = 0
     for info, path in sorted(found, key=lambda each: -each[0].st_mtime):
         total += info.st_size
-        if total > _MOST_COPIES_BYTES and path != newest:
+        if total > most_bytes and path != newest:
             with suppress(OSError):
                 path.unlink()
 

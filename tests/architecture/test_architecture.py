@@ -70,6 +70,18 @@ def test_no_module_has_a_generic_name() -> None:
         assert not re.fullmatch(r"(utils?|helpers?|common|core|base_?.*|.*_?managers?)", path.stem), path
 
 
+def test_no_test_module_imports_another_one() -> None:
+    """Fixtures that several test modules use are in modules of their own, such as ``tests/pipeline_fixture.py``."""
+    found = []
+    for path in (ROOT / "tests").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, (ast.Import, ast.ImportFrom)):
+                module = getattr(node, "module", None)
+                names = [f"{module}.{alias.name}" if module else alias.name for alias in node.names]
+                found += [(str(path), name) for name in names if re.match(r"tests\.(.*\.)?test_\w+(\.|$)", name)]
+    assert found == []
+
+
 def test_nothing_is_unpickled_or_evaluated() -> None:
     senders = {PACKAGE / "connectors" / "pickling.py"}
     for path, tree in TREES.items():

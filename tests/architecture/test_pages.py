@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import textwrap
 from pathlib import Path
 
 import pytest
@@ -14,6 +13,7 @@ import airflow_provider_streamsem
 from airflow_provider_streamsem import FilesSink, KafkaSource, Pipeline, registry
 from airflow_provider_streamsem.pipeline.spec.pipeline import from_json
 from benchmarks import results
+from tests.code_blocks import blocks
 from tools import benchmark_page, life_of_a_batch, plots
 
 ROOT = Path(__file__).parents[2]
@@ -26,11 +26,6 @@ ORDERS = Pipeline(
     source=KafkaSource(topics=["orders"], conn_id="kafka_default"),
     sinks={"lake": FilesSink(path="/out")},
 )
-
-
-def blocks(page: Path, language: str) -> list[str]:
-    matches = re.findall(rf"^( *)```{language}\n(.*?)^ *```", page.read_text(), re.DOTALL | re.MULTILINE)
-    return [textwrap.dedent(code) for _, code in matches]
 
 
 def test_drawing_of_the_states_equals_the_table_of_the_protocol() -> None:

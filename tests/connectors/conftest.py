@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator
 
 import pytest
 from moto import mock_aws
 
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from tests.connectors.delta.delta_fixture import WRITES
 from tests.step_by_step import step_by_step
 
@@ -33,3 +35,9 @@ def watch_delta_writes(monkeypatch: pytest.MonkeyPatch) -> Callable[[Callable[[s
             monkeypatch.setattr(owner, name, step_by_step(name, getattr(owner, name), step))
 
     return install
+
+
+@pytest.fixture
+def short_waits(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let every wait between two tries take at most 10 ms."""
+    monkeypatch.setattr(SYSTEM_CLOCK, "sleep", lambda seconds: time.sleep(min(seconds, 0.01)))

@@ -23,9 +23,7 @@ ATTEMPT = "a" * 32
 
 @pytest.fixture
 def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """Let each file have a copy, in a directory of its own."""
-    monkeypatch.setattr(layers, "_COPIED_BYTES", 0)
-    monkeypatch.setattr(layers, "_ROWS_OF_FILE", 400)
+    """Return the directory of the copies, in a directory of the test."""
     monkeypatch.setattr(layers.tempfile, "gettempdir", lambda: str(tmp_path))
     return tmp_path / f"streamsem-{os.getuid()}"
 
@@ -41,14 +39,19 @@ def same(first: Ids, parts: list[Ids]) -> bool:
     return all(map(np.array_equal, (first.high, first.low, first.at_ms), columns))
 
 
-def stored(log: Path, ids: Ids) -> Layer:
-    written = LayerFiles(str(log)).write(ids, 3, ATTEMPT)
+def files_of(log: Path, **limits: int) -> LayerFiles:
+    """Return files of 400 rows, each of which has a copy."""
+    return LayerFiles(str(log), **{"rows_of_file": 400, "copied_bytes": 0, **limits})
+
+
+def stored(log: Path, ids: Ids, **limits: int) -> Layer:
+    written = files_of(log, **limits).write(ids, 3, ATTEMPT)
     assert [file.rows for file in written.files] == [400, 400, 200]
     return Layer(newest_ms=9, rows=written.rows, files=written.files)
 
 
 def counted(log: Path) -> tuple[LayerFiles, CountingStore]:
-    files = LayerFiles(str(log))
+    files = files_of(log)
     store = CountingStore(LocalStore(f"{log}/state"))
     files._store = store  # type: ignore[assignment]
     return files, store
@@ -81,7 +84,7 @@ def test_copies_of_two_logs_with_equal_keys_are_different(copies: Path, tmp_path
     logs = {tmp_path / "one": first, tmp_path / "two": second}
     written = {log: stored(log, ids) for log, ids in logs.items()}
     for log, ids in logs.items():
-        assert same(ids, LayerFiles(str(log)).read([written[log]]))
+        assert same(ids, files_of(log).read([written[log]]))
 
 
 @pytest.mark.parametrize("what", ["open to others", "a link", "a file"])
@@ -97,7 +100,7 @@ def test_directory_that_others_can_write_to_is_not_used(
         copies.mkdir()
         copies.chmod(0o777)
     ids = ids_of(1)
-    assert same(ids, LayerFiles(str(tmp_path / "log")).read([stored(tmp_path / "log", ids)]))
+    assert same(ids, files_of(tmp_path / "log").read([stored(tmp_path / "log", ids)]))
     assert what == "a file" or [*copies.iterdir()] == []
     assert any("no local copy" in message for message in caplog.messages)
 
@@ -108,7 +111,7 @@ def test_directory_that_another_user_has_replaced_is_not_used(copies: Path, tmp_
     copies.chmod(0o777)
     for copy in copies.iterdir():
         copy.write_bytes(bytes(copy.stat().st_size))
-    assert same(ids, LayerFiles(str(tmp_path / "log")).read([layer]))
+    assert same(ids, files_of(tmp_path / "log").read([layer]))
 
 
 def test_full_disk_leaves_no_part_of_a_copy(copies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -120,20 +123,17 @@ def test_full_disk_leaves_no_part_of_a_copy(copies: Path, tmp_path: Path, monkey
         patch.setattr(layers.os, "replace", full)
         layer = stored(tmp_path / "log", ids)
     assert [*copies.iterdir()] == []
-    assert same(ids, LayerFiles(str(tmp_path / "log")).read([layer]))
+    assert same(ids, files_of(tmp_path / "log").read([layer]))
 
 
-def test_oldest_copies_are_deleted_if_all_are_too_large(
-    copies: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(layers, "_MOST_COPIES_BYTES", 24 * 1_000)
+def test_oldest_copies_are_deleted_if_all_are_too_large(copies: Path, tmp_path: Path) -> None:
     for number in range(3):
         for copy in copies.iterdir() if copies.exists() else ():
             os.utime(copy, (copy.stat().st_mtime - 100,) * 2)
-        stored(tmp_path / f"log{number}", ids_of(number))
+        stored(tmp_path / f"log{number}", ids_of(number), most_copies_bytes=24 * 1_000)
         left = sum(copy.stat().st_size for copy in copies.iterdir())
         assert left <= 24 * 1_000
-    assert same(ids_of(2), LayerFiles(str(tmp_path / "log2")).read([stored_layer(tmp_path / "log2")]))
+    assert same(ids_of(2), files_of(tmp_path / "log2").read([stored_layer(tmp_path / "log2")]))
 
 
 def stored_layer(log: Path) -> Layer:
@@ -152,8 +152,8 @@ def test_missing_or_damaged_file_is_refused(copies: Path, tmp_path: Path) -> Non
     for damaged in (last.read_bytes(), bytes(flipped), data[:-1], b""):
         first.write_bytes(damaged)
         with pytest.raises(StageError, match="is damaged"):
-            LayerFiles(str(tmp_path / "log")).read([layer])
+            files_of(tmp_path / "log").read([layer])
         assert len([*copies.iterdir()]) <= 2  # no copy of the damaged file
     first.unlink()
     with pytest.raises(StageError, match="is missing"):
-        LayerFiles(str(tmp_path / "log")).read([layer])
+        files_of(tmp_path / "log").read([layer])

@@ -19,11 +19,12 @@ from tests.integration.kafka_steps import watched_client  # noqa: F401  (a fixtu
 from tests.integration.parts.kafka import Broker
 from tests.integration.parts.kinesis import Kinesalite
 from tests.integration.parts.nats import NatsServer
+from tests.integration.parts.postgres import Postgres
 from tests.integration.parts.pubsub_server import PubSubServer
 from tests.integration.parts.pulsar import PulsarServer
 from tests.integration.parts.rabbitmq import RabbitMQ
 from tests.integration.parts.s3 import S3Server
-from tests.integration.parts.server import running
+from tests.integration.parts.server import home_for_others, running
 from tests.integration.parts.spark import peers_conf, session_conf
 
 
@@ -94,6 +95,20 @@ def pubsub(tmp_path_factory: pytest.TempPathFactory) -> Iterator[PubSubServer]:
     server = PubSubServer(tmp_path_factory.mktemp("pubsub"))
     with running(server):
         yield server
+
+
+@pytest.fixture
+def emulator(pubsub: PubSubServer, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setenv("PUBSUB_EMULATOR_HOST", pubsub.address_of_clients)
+    return
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Postgres]:
+    with home_for_others() as home:
+        server = Postgres(home / "server")
+        with running(server):
+            yield server
 
 
 @pytest.fixture(scope="session")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -12,7 +13,7 @@ from typing import Any
 import confluent_kafka
 import pytest
 
-from airflow_provider_streamsem.connectors.kafka import sink as kafka
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connectors.kafka.control_topic import ControlTopic
 from airflow_provider_streamsem.testing.stores import Crash
 
@@ -49,7 +50,7 @@ class WatchedClient:
 
 @pytest.fixture
 def watched_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchedClient]:
-    client, abort_quietly, marker = WatchedClient(), kafka._abort_quietly, ControlTopic.marker
+    client, marker = WatchedClient(), ControlTopic.marker
 
     class Producer(confluent_kafka.Producer):  # type: ignore[misc]
         def __init__(self, *args: Any) -> None:
@@ -71,6 +72,14 @@ def watched_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchedClient]:
         def commit_transaction(self, *args: Any) -> None:
             self._stepped("commit", super().commit_transaction, *args)
 
+        def abort_transaction(self, *args: Any) -> None:
+            if not isinstance(sys.exc_info()[1], Crash):  # a dead process cannot abort
+                super().abort_transaction(*args)
+
+        def purge(self, *args: Any, **named: Any) -> None:
+            if not isinstance(sys.exc_info()[1], Crash):
+                super().purge(*args, **named)
+
         def _stepped(self, name: str, call: Callable[..., object], *args: Any) -> None:
             client.step(f"before {name}")
             call(*args)
@@ -82,14 +91,8 @@ def watched_client(monkeypatch: pytest.MonkeyPatch) -> Iterator[WatchedClient]:
         client.step("after marker")
         return found
 
-    def abort_unless_crashed(producer: Any) -> None:
-        """Abort the transaction, except after a simulated crash: a dead process cannot abort."""
-        if not isinstance(sys.exc_info()[1], Crash):
-            abort_quietly(producer)
-
     monkeypatch.setattr(confluent_kafka, "Producer", Producer)
     monkeypatch.setattr(ControlTopic, "marker", read)
-    monkeypatch.setattr(kafka, "_abort_quietly", abort_unless_crashed)
-    monkeypatch.setattr(kafka, "_POLL_S", 0.1)
+    monkeypatch.setattr(SYSTEM_CLOCK, "sleep", lambda seconds: time.sleep(min(seconds, 0.1)))
     yield client
     client.producers.clear()

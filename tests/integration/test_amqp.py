@@ -9,84 +9,28 @@ import socket
 import struct
 import subprocess
 import sys
-from collections import Counter
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from airflow_provider_streamsem import AmqpQueue, Pipeline, QueueSource
+from airflow_provider_streamsem import AmqpQueue, QueueSource
 from airflow_provider_streamsem.commitlog.log import CommitLog, RetryPolicy
+from airflow_provider_streamsem.connectors.amqp.client import AmqpReceiver
 from airflow_provider_streamsem.connectors.landing.messages import LandingDirectory
 from airflow_provider_streamsem.connectors.queue import source as module
 from airflow_provider_streamsem.errors import StoreRefusedError, UnavailableError
 from airflow_provider_streamsem.readers.waiting import waiting
 from airflow_provider_streamsem.stores.contract import open_store
-from airflow_provider_streamsem.stores.memory import open_memory_store
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.connectors.queue.memory_broker import CalledBroker, CalledStore, Calls
+from tests.integration.amqp_queue import Queue
 from tests.integration.parts.rabbitmq import RabbitMQ
 from tests.integration.parts.server import search_path
-from tests.pipeline_fixture import PipelineFixture
 
 pytestmark = pytest.mark.integration
-_NAMES = count()
-
-
-class Queue:
-    """A durable queue for one test, with the fixture of the pipeline that reads it."""
-
-    def __init__(self, rabbitmq: RabbitMQ, root: Path, **arguments: Any) -> None:
-        self.broker = rabbitmq
-        self.name = f"orders-{next(_NAMES)}"
-        root.mkdir(exist_ok=True)
-        self.fixture = PipelineFixture(root, store=open_memory_store(f"amqp-{next(_NAMES)}"))
-        self.queue = AmqpQueue(**{"name": self.name, "host": rabbitmq.host, **arguments})
-        self.sent = 0
-        self._do(lambda channel: channel.queue_declare(self.name, durable=True))
-
-    def _do(self, act: Any) -> Any:
-        import pika
-
-        host, _, port = self.broker.host.partition(":")
-        with pika.BlockingConnection(pika.ConnectionParameters(host, int(port))) as opened:
-            channel = opened.channel()
-            channel.confirm_delivery()
-            return act(channel)
-
-    def send(self, messages: int) -> None:
-        numbers = range(self.sent, self.sent + messages)
-        self.put(*((f"m{n}", json.dumps({"id": n}).encode()) for n in numbers))
-        self.sent += messages
-
-    def put(self, *messages: tuple[str | None, bytes], **headers: Any) -> None:
-        import pika
-
-        def act(channel: Any) -> None:
-            for message_id, body in messages:
-                properties = pika.BasicProperties(message_id=message_id, delivery_mode=2, headers=headers or None)
-                channel.basic_publish("", self.name, body, properties)
-
-        self._do(act)
-
-    def left(self) -> int:
-        messages: int = self._do(lambda channel: channel.queue_declare(self.name, passive=True)).method.message_count
-        return messages
-
-    def pipeline(self, **source: Any) -> Pipeline:
-        arguments = {"landing": str(self.fixture.root / "in"), "schema": "id long", **source}
-        return self.fixture.pipeline(source=QueueSource(queue=self.queue, **arguments))
-
-    def run(self, run_key: str, **source: Any) -> Any:
-        return self.fixture.run(run_key, pipeline=self.pipeline(**source))
-
-    def check(self) -> None:
-        assert self.left() == 0
-        assert self.fixture.verdict().violations == []
-        assert self.fixture.visible() == Counter(range(self.sent))
 
 
 @pytest.fixture
@@ -148,18 +92,19 @@ LANDER = """
 import os, signal, sys
 from airflow_provider_streamsem import AmqpQueue, QueueSource
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.landing import messages as landing
+from airflow_provider_streamsem.connectors.amqp.client import AmqpReceiver
+from airflow_provider_streamsem.connectors.landing.messages import LandingDirectory
 from airflow_provider_streamsem.stores.contract import open_store
 host, name, location, when = sys.argv[1:]
 source = QueueSource(queue=AmqpQueue(name=name, host=host), landing=location, schema="id long")
-method = landing.LandingDirectory._acknowledge
-def killed(self, receiver, messages):
+acknowledge = AmqpReceiver.acknowledge
+def killed(receiver, handles):
     if when == "after":
-        method(self, receiver, messages)
+        acknowledge(receiver, handles)
     os.kill(os.getpid(), signal.SIGKILL)
-landing.LandingDirectory._acknowledge = killed
+AmqpReceiver.acknowledge = killed
 with source.queue.connect() as receiver:
-    landing.LandingDirectory(CommitLog(open_store(location)), source.window, source.queue.lineage).land(receiver, most=100, seconds=60)
+    LandingDirectory(CommitLog(open_store(location)), source.window, source.queue.lineage).land(receiver, most=100, seconds=60)
 """
 
 
@@ -179,14 +124,14 @@ def test_messages_redelivered_by_a_broker_killed_before_the_acknowledgement_are_
     rabbitmq: RabbitMQ, queue: Queue, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     queue.send(4)
-    landing = LandingDirectory._acknowledge
+    acknowledge = AmqpReceiver.acknowledge
 
-    def killed(self: LandingDirectory, receiver: Any, messages: Any) -> None:
+    def killed(receiver: AmqpReceiver, handles: Any) -> None:
         rabbitmq.kill()
-        landing(self, receiver, messages)
+        acknowledge(receiver, handles)
 
     with monkeypatch.context() as patched:
-        patched.setattr(LandingDirectory, "_acknowledge", killed)
+        patched.setattr(AmqpReceiver, "acknowledge", killed)
         assert (
             queue.run("a").counts["read"] == 4
         )  # landed messages are read, whether or not the broker got the acknowledgement

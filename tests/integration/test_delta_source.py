@@ -14,7 +14,7 @@ from pyspark.sql import functions as F
 from airflow_provider_streamsem import DeltaSink, DeltaSource, FilesSink, Limits, Pipeline, run_batch
 from airflow_provider_streamsem.connectors.delta.pins import TablePin
 from airflow_provider_streamsem.readers.files import open_log
-from tests.connectors.delta.test_source import Progress
+from tests.connectors.table_files.progress import Progress
 
 pytestmark = [pytest.mark.integration, pytest.mark.spark]
 

@@ -13,14 +13,18 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from tests.connectors.odd_values import COLUMNS
-from tests.connectors.table_files import test_filtered_reads as matrix
+from tests.connectors.table_files import filter_matrix as matrix
 
 pytestmark = [
     pytest.mark.spark,
     pytest.mark.integration,
     pytest.mark.prove,
 ]  # some minutes, for a claim of tests without Spark
-root = matrix.root
+
+
+@pytest.fixture(scope="module")
+def root(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tmp_path_factory.mktemp("tables"))
 
 
 def condition(name: str, operator: str, value: Any) -> Column:

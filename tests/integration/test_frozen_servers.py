@@ -17,7 +17,9 @@ from pyspark.sql import SparkSession
 from airflow_provider_streamsem import FilesSink, Pipeline, run_batch
 from airflow_provider_streamsem.errors import StageError, UnavailableError
 from airflow_provider_streamsem.readers.files import open_log
-from tests.integration import test_amqp, test_jdbc_source, test_kinesis, test_nats, test_pubsub, test_pulsar
+from tests.integration.amqp_queue import Queue
+from tests.integration.kinesis_stream import Orders
+from tests.integration.nats_stream import Stream
 from tests.integration.parts.kinesis import Kinesalite
 from tests.integration.parts.nats import NatsServer
 from tests.integration.parts.postgres import Postgres
@@ -25,12 +27,13 @@ from tests.integration.parts.pubsub_server import PubSubServer
 from tests.integration.parts.pulsar import PulsarServer
 from tests.integration.parts.rabbitmq import RabbitMQ
 from tests.integration.parts.server import Server
+from tests.integration.postgres_table import new_table
+from tests.integration.pubsub_subscription import Subscription
+from tests.integration.pulsar_topic import Topic
 
 pytestmark = [pytest.mark.integration, pytest.mark.prove, pytest.mark.usefixtures("spark")]
 
 RECORDS = 2_000
-emulator = test_pubsub.emulator
-postgres, table = test_jdbc_source.postgres, test_jdbc_source.table
 
 
 @contextmanager
@@ -70,14 +73,14 @@ def completed(server: Server, run: Callable[[str], Any]) -> None:
 
 
 def test_nats_server(nats: NatsServer, tmp_path: Path) -> None:
-    stream = test_nats.Stream(nats, tmp_path)
+    stream = Stream(nats, tmp_path)
     stream.put(range(RECORDS))
     completed(nats, stream.run)
     stream.check(range(RECORDS))
 
 
 def test_kinesis_server(kinesis: Kinesalite, tmp_path: Path) -> None:
-    orders = test_kinesis.Orders(kinesis, tmp_path)
+    orders = Orders(kinesis, tmp_path)
     orders.put(*range(RECORDS // 10))
     completed(kinesis, orders.run)
     orders.check()
@@ -87,13 +90,16 @@ def test_pulsar_broker(
     pulsar_server: PulsarServer, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_MY_PULSAR", pulsar_server.connection())
-    topic = test_pulsar.Topic(pulsar_server, tmp_path)
+    topic = Topic(pulsar_server, tmp_path)
     topic.put(range(RECORDS))
     completed(pulsar_server, topic.run)
     assert topic.ids(spark) == Counter(range(RECORDS))
 
 
-def test_postgres_server_of_a_table_that_is_read(table: test_jdbc_source.Table, postgres: Postgres, tmp_path: Path) -> None:  # fmt: skip
+def test_postgres_server_of_a_table_that_is_read(
+    postgres: Postgres, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    table = new_table(postgres, monkeypatch)
     table.create("id bigserial PRIMARY KEY, v bigint")
     table.add(range(RECORDS))
     sinks = {"out": FilesSink(str(tmp_path / "out"), format="json")}
@@ -103,14 +109,14 @@ def test_postgres_server_of_a_table_that_is_read(table: test_jdbc_source.Table, 
 
 
 def test_rabbitmq_broker(rabbitmq: RabbitMQ, tmp_path: Path) -> None:
-    queue = test_amqp.Queue(rabbitmq, tmp_path)
+    queue = Queue(rabbitmq, tmp_path)
     queue.send(RECORDS)
     completed(rabbitmq, queue.run)
     queue.check()
 
 
 def test_pubsub_server(emulator: None, pubsub: PubSubServer, tmp_path: Path) -> None:
-    orders = test_pubsub.Subscription(tmp_path)
+    orders = Subscription(tmp_path)
     orders.send(RECORDS // 10)
     completed(pubsub, orders.run)
     orders.check()

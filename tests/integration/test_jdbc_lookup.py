@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from typing import Any
 
 import psycopg
@@ -14,17 +14,8 @@ from airflow_provider_streamsem import JdbcTable
 from airflow_provider_streamsem.errors import InvalidError, SourceChangedError
 from airflow_provider_streamsem.testing.conformance import LookupContract, LookupFixture
 from tests.integration.parts.postgres import Postgres
-from tests.integration.parts.server import home_for_others, running
 
 pytestmark = pytest.mark.integration
-
-
-@pytest.fixture(scope="module")
-def postgres() -> Iterator[Postgres]:
-    with home_for_others() as home:
-        server = Postgres(home / "server")
-        with running(server):
-            yield server
 
 
 class Dimension(LookupFixture):

@@ -23,10 +23,10 @@ from airflow_provider_streamsem.errors import (
     UnavailableError,
 )
 from airflow_provider_streamsem.stores.memory import MemoryStore
+from tests.integration.jdbc_column import read
 from tests.integration.parts.mariadb import MariaDB
 from tests.integration.parts.postgres import Postgres
 from tests.integration.parts.server import free_port, home_for_others, running
-from tests.integration.test_jdbc_types import read
 
 pytestmark = pytest.mark.integration
 

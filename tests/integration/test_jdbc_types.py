@@ -12,16 +12,11 @@ from decimal import Decimal
 from typing import Any
 
 import psycopg
-import pyarrow
 import pymysql
 import pytest
-import sqlalchemy as sa
 
-from airflow_provider_streamsem.connectors.sql import database, records
-from airflow_provider_streamsem.connectors.sql.column_types import read_columns
-from airflow_provider_streamsem.connectors.sql.executor_read import Access, reader
-from airflow_provider_streamsem.connectors.sql.table import open_table
 from airflow_provider_streamsem.errors import DataError
+from tests.integration.jdbc_column import read
 from tests.integration.parts.mariadb import MariaDB
 from tests.integration.parts.postgres import Postgres
 from tests.integration.parts.server import home_for_others, running
@@ -80,19 +75,6 @@ def mariadb(mariadb_server: MariaDB, monkeypatch: pytest.MonkeyPatch) -> Run:
     fields = {"conn_type": "mysql", "host": "127.0.0.1", "port": mariadb_server.port, "login": "me", "password": "hunter2", "schema": "test", "extra": {"charset": "latin1"}}  # fmt: skip
     monkeypatch.setenv("AIRFLOW_CONN_DB", json.dumps(fields))
     return run
-
-
-def read(table: str, as_text: Sequence[str] = ()) -> tuple[str, list[Any]]:
-    """Return the type and the values of the column ``c``, as an executor reads them."""
-    with open_table("db", table) as (connection, target):
-        (column,) = read_columns(target, ["c"], as_text)
-        query = records._select(target.table([]), [column]).order_by(sa.column("id"))
-        url, options = database.address("db")
-        access = Access(url, options, records._SETTINGS[target.dialect])
-        _, arrow = records._types(column.type)
-        function = reader(access, [records._compiled(query, connection)], ["c"], [arrow], rows_per_batch=2)
-    batches = function(iter([pyarrow.record_batch([pyarrow.array([0])], names=["id"])]))
-    return column.type, [value for batch in batches for value in batch.column(0).to_pylist()]
 
 
 def parsed(text: str | None, kind: str) -> Any:

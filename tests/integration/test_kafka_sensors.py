@@ -22,7 +22,7 @@ from airflow_provider_streamsem.engine import Job, Produced, nothing_produced
 from airflow_provider_streamsem.readers.lag import lag
 from tests.integration.parts.kafka import Broker
 from tests.integration.topics import Topics
-from tests.operators.test_airflow import context
+from tests.operators.task_calls import context
 from tests.triggers.listener import listening
 
 pytestmark = pytest.mark.integration

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import threading
 from collections import Counter
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +29,8 @@ from tests.connectors.batches import committed_batch
 from tests.integration.kafka_steps import WatchedClient
 from tests.integration.parts.kafka import PASSWORD, USER, Broker
 from tests.integration.topics import TIMEOUT_S, Topics
-from tests.pipeline_fixture import PipelineFixture
+from tests.pipeline_fixture import PipelineFixture, die
+from tests.step_by_step import AtStep
 
 pytestmark = pytest.mark.integration
 
@@ -81,22 +81,6 @@ def publish(of: KafkaSink, batch: SinkCommit) -> Receipt | None:
 
 
 # --- crashes, pauses and false replies at every step
-
-
-class AtStep:
-    """Calls a function at one step, once."""
-
-    def __init__(self, at: int, action: Callable[[], object]) -> None:
-        self.at, self.action, self.taken = at, action, list[str]()
-
-    def __call__(self, name: str) -> None:
-        self.taken.append(name)
-        if len(self.taken) - 1 == self.at:
-            self.action()
-
-
-def die() -> None:
-    raise Crash
 
 
 @pytest.mark.parametrize("who", [pytest.param("same run", marks=pytest.mark.prove), "other run"])

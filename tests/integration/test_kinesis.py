@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import itertools
 import json
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
@@ -15,105 +14,27 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_streamsem import Avro, FilesSink, Json, KinesisSource, Limits, Pipeline, run_batch
+from airflow_provider_streamsem import Avro, KinesisSource, Limits, run_batch
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.kinesis import reading, stream
+from airflow_provider_streamsem.connectors.kinesis import reading
 from airflow_provider_streamsem.connectors.kinesis.stream import KinesisStream
 from airflow_provider_streamsem.connectors.source import SourceSlice
 from airflow_provider_streamsem.engine import Job
 from airflow_provider_streamsem.errors import InvalidError, RecordsMissingError, SourceChangedError
 from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.readers.lag import lag
-from airflow_provider_streamsem.readers.verify import verify
 from airflow_provider_streamsem.spark.engine import SparkEngine
 from airflow_provider_streamsem.stores.contract import open_store
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.stores import Crash
+from tests.integration.kinesis_stream import HIGH, LOW, Orders
 from tests.integration.parts.kinesis import Kinesalite
 from tests.integration.schema_registry import V1, avro
 from tests.step_by_step import step_by_step
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("spark")]
-_NAMES = itertools.count()
-LOW, HIGH = "0", str(2**128 - 1)
-
-
-class Orders:
-    """A stream for one test, with the pipeline that reads it."""
-
-    def __init__(self, server: Kinesalite, root: Path, shards: int = 1) -> None:
-        self.server, self.root = server, root
-        self.name = f"orders-{next(_NAMES)}"
-        server.create(self.name, shards)
-        self.client = server.client()
-        self.sent: list[int] = []
-        self.hours = 0
-
-    def put(self, *ids: int, key: str = LOW) -> list[str]:
-        """Add records. Returns their sequence numbers."""
-        data = [json.dumps({"id": id}).encode() for id in ids]
-        self.sent += ids
-        return [self.put_data(record, key) for record in data]
-
-    def put_data(self, data: bytes, key: str = LOW) -> str:
-        number: str = self.client.put_record(StreamName=self.name, Data=data, PartitionKey="k", ExplicitHashKey=key)[
-            "SequenceNumber"
-        ]
-        return number
-
-    def shards(self) -> dict[str, dict[str, Any]]:
-        return {shard["ShardId"]: shard for shard in self.client.list_shards(StreamName=self.name)["Shards"]}
-
-    def split(self, shard: str) -> None:
-        keys = self.shards()[shard]["HashKeyRange"]
-        middle = (int(keys["StartingHashKey"]) + int(keys["EndingHashKey"])) // 2
-        self.client.split_shard(StreamName=self.name, ShardToSplit=shard, NewStartingHashKey=str(middle))
-        self.server.wait_for(self.name)
-
-    def merge(self, one: str, other: str) -> None:
-        self.client.merge_shards(StreamName=self.name, ShardToMerge=one, AdjacentShardToMerge=other)
-        self.server.wait_for(self.name)
-
-    def source(self, **changes: Any) -> KinesisSource:
-        arguments = {
-            "stream": self.name,
-            "endpoint_url": self.server.url,
-            "region": "us-east-1",
-            "value": Json("id long"),
-        }
-        return KinesisSource(**arguments | changes)
-
-    def pipeline(self, **changes: Any) -> Pipeline:
-        source = self.source(**changes.pop("source", {}))
-        sink = FilesSink(path=str(self.root / "out"), format="json")
-        return Pipeline(name="orders", log=str(self.root / "log"), source=source, sinks={"out": sink}, **changes)
-
-    def at(self, hours: int) -> None:
-        """Set the clocks of the server and of the next runs, relative to the real one."""
-        self.server.set_clock(hours)
-        self.hours = hours
-
-    def run(self, run_key: str, **changes: Any) -> Any:
-        clock = SYSTEM_CLOCK if not self.hours else ManualClock(SYSTEM_CLOCK.now_ms() + self.hours * 3_600_000, run_key)
-        log = CommitLog(open_store(str(self.root / "log")), clock)
-        return run_batch(self.pipeline(**changes), run_key=run_key, drain=True, log=log)
-
-    def visible(self) -> Counter[int]:
-        files = open_log(CommitLog(open_store(str(self.root / "log")))).files()
-        return Counter(json.loads(line)["id"] for file in files for line in Path(file.path).read_text().splitlines())
-
-    def check(self) -> None:
-        assert (
-            verify(open_log(CommitLog(open_store(str(self.root / "log"))), pipeline=self.pipeline())).violations == []
-        )
-        assert self.visible() == Counter(self.sent)
-
-    def planned(self) -> list[list[str]]:
-        """Return the shards that each version reads."""
-        versions = open_log(CommitLog(open_store(str(self.root / "log")))).versions(newest_first=False)
-        return [[pin["shard"] for pin in version.plan.pins] for version in versions]
 
 
 @pytest.fixture
@@ -395,24 +316,23 @@ def test_batch_sends_the_documented_number_of_requests(orders: Orders) -> None:
     assert requests["GetRecords"] == ends + oldest + read
 
 
-def test_end_of_a_busy_shard_is_found_without_reading_its_records(
-    orders: Orders, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_end_of_a_busy_shard_is_found_without_reading_its_records(orders: Orders) -> None:
     """Records that are up to two hours old are unread. The end is a record of the last seconds."""
     orders.server.set_clock(-2)
     busy = Orders(orders.server, orders.root)
-    first = busy.put(*range(40))
+    [first, *_] = busy.put(0)
+    for _ in range(12):
+        records = [{"Data": b"{}", "PartitionKey": "k", "ExplicitHashKey": LOW}] * 500
+        busy.client.put_records(StreamName=busy.name, Records=records)
     orders.server.set_clock(0)
-    last = busy.put(40)
-    monkeypatch.setattr(stream, "_PROBE_RECORDS", 5)
-    monkeypatch.setattr(stream, "_PROBE_PAGES", 1)
+    [last] = busy.put(1)
     requests = KinesisStream(busy.name, busy.source().settings())
     [shard] = requests.listing().shards
     orders.server.requests()
-    for known in (0, int(first[0]) + 1):
-        assert requests.end(shard, known, now_ms=SYSTEM_CLOCK.now_ms(), retention_h=24).offset == int(last[0]) + 1
-        # One page from the known end, one request for the last ten seconds, and one read of them.
-        assert orders.server.requests() == {"GetShardIterator": 3, "GetRecords": 3}
+    for known in (0, int(first) + 1):
+        assert requests.end(shard, known, now_ms=SYSTEM_CLOCK.now_ms(), retention_h=24).offset == int(last) + 1
+        # Four pages from the known end, one request for the last ten seconds, and one read of them.
+        assert orders.server.requests() == {"GetShardIterator": 3, "GetRecords": 6}
 
 
 def test_lag_is_the_number_of_shards_with_unread_records(orders: Orders) -> None:

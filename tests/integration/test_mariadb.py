@@ -18,23 +18,20 @@ from typing import Any
 import pyarrow
 import pymysql
 import pytest
-import sqlalchemy
 from pymysql.connections import Connection
 from pymysql.cursors import Cursor
 from pymysql.err import OperationalError
 
 from airflow_provider_streamsem.connectors.sql import columns as sql_columns
-from airflow_provider_streamsem.connectors.sql import database
 from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
 from airflow_provider_streamsem.errors import DataError, PublishError, StreamsemError
 from airflow_provider_streamsem.protocol.entries import Receipt
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.connectors.batches import resolve_schema, schema_of, staged
 from tests.connectors.sql.database_steps import Steps
-from tests.connectors.sql.test_sink import MODES
+from tests.connectors.sql.modes import CREATE, MODES, publish
 from tests.integration.parts.mariadb import MariaDB
 from tests.integration.parts.server import home_for_others, running
-from tests.integration.test_postgres import CREATE, publish
 from tests.rounds import ROUNDS
 
 pytestmark = pytest.mark.integration
@@ -248,6 +245,20 @@ def test_key_0_stays_0_in_an_auto_increment_column(db: Database, tmp_path: Path)
     assert db.run("SELECT * FROM t ") == [(0, 2)]
 
 
+@pytest.fixture
+def non_strict(server: MariaDB) -> Iterator[None]:
+    """New sessions of the server store another value in place of one that does not fit."""
+    with (
+        closing(pymysql.connect(unix_socket=str(server.log.with_name("socket")), user="root")) as root,
+        root.cursor() as cursor,
+    ):
+        cursor.execute("SELECT @@GLOBAL.sql_mode")
+        before = cursor.fetchone()
+        cursor.execute("SET GLOBAL sql_mode = ''")
+        yield
+        cursor.execute("SET GLOBAL sql_mode = %s", before)
+
+
 @pytest.mark.parametrize(
     ("column", "kind", "value"),
     [
@@ -257,16 +268,8 @@ def test_key_0_stays_0_in_an_auto_increment_column(db: Database, tmp_path: Path)
     ],
 )
 def test_non_strict_server_refuses_values_that_do_not_fit(
-    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, column: str, kind: str, value: Any
+    db: Database, non_strict: None, tmp_path: Path, column: str, kind: str, value: Any
 ) -> None:
-    real = database._set_strict_mode
-
-    def be_strict_on_a_non_strict_server(connection: sqlalchemy.Connection) -> None:
-        with connection.begin():
-            connection.execute(sqlalchemy.text("SET SESSION sql_mode = ''"))
-        real(connection)
-
-    monkeypatch.setattr(database, "_set_strict_mode", be_strict_on_a_non_strict_server)
     db.run(f"CREATE TABLE t (c {column})")
     sink = db.sink(tmp_path)
     batch = staged(sink, pyarrow.table({"c": [value]}), schema=schema_of(c=kind))

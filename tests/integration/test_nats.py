@@ -8,18 +8,16 @@ import signal
 import subprocess
 import sys
 import time
-from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from datetime import datetime, timezone
-from itertools import count
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_streamsem import Avro, Json, Limits, NatsSource, Pipeline, open_log, reprocess, run_batch, verify
+from airflow_provider_streamsem import Avro, Json, Limits, NatsSource, Pipeline, open_log, reprocess, run_batch
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.connectors.nats import client
@@ -36,6 +34,7 @@ from airflow_provider_streamsem.readers.lag import lag
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import Crash
+from tests.integration.nats_stream import Stream
 from tests.integration.parts import certificates
 from tests.integration.parts.nats import NatsServer, Operator
 from tests.integration.parts.server import free_port, running, search_path
@@ -43,55 +42,6 @@ from tests.integration.parts.spark import ConnectServer
 from tests.integration.schema_registry import V1, V2, Registry, avro, running_registry
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("streamsem_spark")]
-_NAMES = count()
-
-
-class Stream:
-    """A stream for one test, and a pipeline that reads it."""
-
-    def __init__(self, nats: NatsServer, root: Path, **config: Any) -> None:
-        self.nats, self.root, self.name = nats, root, f"ORDERS{next(_NAMES)}"
-        nats.create(self.name, **config)
-
-    def put(self, ids: Iterable[int], subject: str = "eu", **headers: str) -> None:
-        self.nats.publish(f"{self.name}.{subject}", [json.dumps({"id": id}).encode() for id in ids], **headers)
-
-    def source(self, **changes: Any) -> NatsSource:
-        arguments = {"stream": self.name, "servers": self.nats.address_of_clients, "value": Json("id long"), **changes}
-        return NatsSource(**arguments)
-
-    def pipeline(self, source: dict[str, Any] | None = None, **changes: Any) -> Pipeline:
-        spec = Pipeline(
-            name="orders",
-            log=str(self.root / "log"),
-            source=self.source(**(source or {})),
-            sinks={"out": FilesSink(path=str(self.root / "out"), format="parquet")},
-        )
-        return spec.replace(**changes) if changes else spec
-
-    def run(self, run_key: str, source: dict[str, Any] | None = None, **changes: Any) -> Any:
-        return run_batch(self.pipeline(source, **changes), run_key=run_key, drain=True)
-
-    def dies_after_its_plan(self, run_key: str) -> None:
-        class Dies(RowsEngine):
-            def stage(self, job: object, log: object) -> object:  # type: ignore[override]
-                raise Crash
-
-        with pytest.raises(Crash):
-            run_batch(self.pipeline(), run_key=run_key, engine=Dies())  # type: ignore[arg-type]
-
-    def rows(self, *columns: str) -> list[Any]:
-        import duckdb
-
-        files = [file.path for file in open_log(str(self.root / "log")).files()]
-        return duckdb.sql(f"SELECT {', '.join(columns)} FROM read_parquet({files}) ORDER BY ALL").fetchall()
-
-    def check(self, ids: Iterable[int]) -> None:
-        assert Counter(id for (id,) in self.rows("id")) == Counter(ids)
-        assert verify(str(self.root / "log")).violations == []
-
-    def consumers(self) -> int:
-        return int(self.nats.ask(f"STREAM.INFO.{self.name}")["state"]["consumer_count"])
 
 
 @pytest.fixture

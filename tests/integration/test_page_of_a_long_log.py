@@ -11,7 +11,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.stores.local import LocalStore
 from benchmarks.__main__ import history
 from tests.integration.parts.install import browser
-from tests.web.test_server import serving
+from tests.web.server_process import serving
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

@@ -11,8 +11,8 @@ from airflow_provider_streamsem import FilesSink, alter, rollback
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.stores.local import LocalStore
 from tests.integration.parts.install import browser
-from tests.pipeline.test_compact import compacted, prepared
-from tests.web.test_server import serving
+from tests.pipeline.compactions import compacted, prepared
+from tests.web.server_process import serving
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
 

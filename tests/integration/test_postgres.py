@@ -32,7 +32,7 @@ from airflow_provider_streamsem.readers.verify import verify
 from airflow_provider_streamsem.spark.engine import SparkEngine
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.connectors.batches import marked, resolve_schema, schema_of, staged
-from tests.connectors.sql.test_sink import MODES
+from tests.connectors.sql.modes import CREATE, MODES, publish
 from tests.integration.parts.postgres import Postgres
 from tests.integration.parts.server import home_for_others, running
 from tests.pipeline_fixture import PipelineFixture
@@ -41,11 +41,6 @@ from tests.rounds import ROUNDS
 pytestmark = pytest.mark.integration
 
 IDS = schema_of(id="long")
-CREATE = {
-    "append": "id bigint",
-    "upsert": "id bigint PRIMARY KEY",
-    "replace_version": "id bigint, _streamsem_version bigint",
-}
 
 
 @pytest.fixture(scope="module")
@@ -85,10 +80,6 @@ def db(server: Postgres, monkeypatch: pytest.MonkeyPatch) -> Database:
     connection = {"conn_type": "postgres", "host": "127.0.0.1", "port": server.port, "login": "postgres", "password": "hunter2", "schema": "postgres"}  # fmt: skip
     monkeypatch.setenv("AIRFLOW_CONN_DB", json.dumps(connection))
     return database
-
-
-def publish(sink: JdbcSink, batch: Any) -> Receipt | None:
-    return sink.publish(batch)
 
 
 VALUES: dict[str, tuple[Any, str, pyarrow.DataType, list[Any]]] = {

@@ -35,7 +35,7 @@ from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.spark.stateful import MicroBatch
 from airflow_provider_streamsem.stores.dataset import open_dataset
 from tests.integration.parts.s3 import S3Server, downloaded
-from tests.state.test_commits import Counting
+from tests.state.processors import Counting
 
 pytestmark = pytest.mark.integration
 

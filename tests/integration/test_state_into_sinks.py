@@ -34,7 +34,7 @@ from tests.integration.parts.postgres import Postgres
 from tests.integration.parts.s3 import S3Server
 from tests.integration.parts.server import home_for_others, running
 from tests.integration.topics import Topics
-from tests.state.test_commits import Crash, crash_at
+from tests.state.crashes import Crash, crash_at
 
 pytestmark = pytest.mark.integration
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from tests.integration.parts.spark import session_conf
-from tests.state.test_walk import walk_with_kills
+from tests.state.killed_walks import walk_with_kills
 
 pytestmark = [pytest.mark.integration, pytest.mark.prove]
 

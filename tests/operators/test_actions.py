@@ -19,9 +19,7 @@ from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.stores.local import LocalStore
 from airflow_provider_streamsem.testing.dag_runs import initialise_airflow, run_dag
 from airflow_provider_streamsem.web.addresses import ACTION_KEY, ACTION_TASK
-from tests.external_systems import PublishingFixture
-from tests.operators.test_airflow import rows_engine  # noqa: F401
-from tests.pipeline.test_publish import refusing, run_with_refused_publish
+from tests.external_systems import PublishingFixture, refusing, run_with_refused_publish
 from tests.pipeline_fixture import PipelineFixture
 from tests.releases import serialization, store_dag
 

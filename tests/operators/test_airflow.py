@@ -10,7 +10,6 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,58 +18,12 @@ from airflow_provider_streamsem import FilesSink, FilesSource, Pipeline, open_lo
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
 from airflow_provider_streamsem.get_provider_info import get_provider_info
 from airflow_provider_streamsem.hooks.failures import airflow_exception
+from tests.operators.task_calls import context, operator
 from tests.pipeline_fixture import PipelineFixture
 from tests.releases import since
 
 pytestmark = pytest.mark.airflow
 ROOT = Path(__file__).parents[2]
-
-
-@pytest.fixture(scope="session")
-def airflow_db() -> None:
-    from airflow_provider_streamsem.testing.dag_runs import initialise_airflow
-
-    initialise_airflow()
-
-
-@pytest.fixture
-def rows_engine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Give operators an engine without Spark. Return a list of the calls to it."""
-    from airflow_provider_streamsem.spark import engine as spark
-    from airflow_provider_streamsem.testing.rows import RowsEngine
-
-    calls: list[str] = []
-
-    def create_engine(**arguments: Any) -> RowsEngine:
-        calls.append("created")
-        return RowsEngine(lambda step: calls.append(step))
-
-    monkeypatch.setattr(spark, "SparkEngine", create_engine)
-    return calls
-
-
-def context(run_id: str = "r", try_number: int = 1, map_index: int = -1, max_tries: int = 0) -> dict[str, Any]:
-    from airflow.sdk.execution_time.context import OutletEventAccessors
-
-    ti = SimpleNamespace(
-        dag_id="d", task_id="t", run_id=run_id, map_index=map_index, try_number=try_number, max_tries=max_tries
-    )
-    return {"ti": ti, "run_id": run_id, "ds": "2024-01-01", "outlet_events": OutletEventAccessors()}
-
-
-@pytest.fixture
-def fixture(tmp_path: Path) -> PipelineFixture:
-    from airflow_provider_streamsem.stores.local import LocalStore
-
-    fixture = PipelineFixture(tmp_path, store=LocalStore(str(tmp_path / "log")))
-    fixture.arrive(3)
-    return fixture
-
-
-def operator(fixture: PipelineFixture, **arguments: Any) -> Any:
-    from airflow_provider_streamsem import MicroBatchOperator
-
-    return MicroBatchOperator(task_id="t", pipeline=arguments.pop("pipeline", fixture.pipeline()), **arguments)
 
 
 def test_airflow_lists_the_provider() -> None:

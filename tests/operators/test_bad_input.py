@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_streamsem import FilesSink, FilesSource, KafkaSource, MicroBatchOperator, Pipeline, open_log
 from airflow_provider_streamsem.hooks.failures import airflow_exception
 from airflow_provider_streamsem.testing.s3 import environment, s3_server
-from tests.operators.test_airflow import context, rows_engine  # noqa: F401
+from tests.operators.task_calls import context
 from tests.pipeline_fixture import PipelineFixture
 
 pytestmark = pytest.mark.airflow
@@ -66,7 +66,7 @@ def test_task_fails_without_a_retry_with_one_error_and_its_fix(
     message: str,
     is_written: bool,
     tmp_path: Path,
-    rows_engine: list[str],  # noqa: F811
+    rows_engine: list[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     AirflowFailException = airflow_exception("AirflowFailException")
@@ -94,7 +94,7 @@ def test_transform_that_returns_no_dataframe_fails_the_task_and_nothing_is_visib
 
 def test_independent_pipelines_can_be_mapped(
     tmp_path: Path,
-    rows_engine: list[str],  # noqa: F811
+    rows_engine: list[str],
 ) -> None:
     files = []
     for name in ("a", "b"):
@@ -116,7 +116,7 @@ def test_independent_pipelines_can_be_mapped(
 
 def test_outlet_without_events_does_not_fail_a_committed_task(
     tmp_path: Path,
-    rows_engine: list[str],  # noqa: F811
+    rows_engine: list[str],
 ) -> None:
     from airflow.providers.common.compat.lineage.entities import File
     from airflow.sdk import Asset

@@ -16,8 +16,8 @@ import pytest
 from airflow_provider_streamsem import CompactOperator, ReprocessOperator, VacuumOperator, VerifyOperator, open_log
 from airflow_provider_streamsem.errors import InvalidError, OpenVersionError
 from airflow_provider_streamsem.hooks.failures import airflow_exception
-from tests.architecture.test_pages import blocks
-from tests.operators.test_airflow import context, fixture, operator, rows_engine  # noqa: F401
+from tests.code_blocks import blocks
+from tests.operators.task_calls import context, operator
 from tests.pipeline_fixture import PipelineFixture
 from tests.releases import since
 
@@ -27,8 +27,8 @@ PRODUCTION = Path(__file__).parents[2] / "docs" / "how-to" / "production.md"
 
 
 def test_reprocess_operator_reprocesses_once_per_run_however_often_its_task_runs(
-    fixture: PipelineFixture,  # noqa: F811
-    rows_engine: list[str],  # noqa: F811
+    fixture: PipelineFixture,
+    rows_engine: list[str],
 ) -> None:
     from airflow.sdk import Asset
 
@@ -46,8 +46,8 @@ def test_reprocess_operator_reprocesses_once_per_run_however_often_its_task_runs
 
 
 def test_version_to_reprocess_may_be_a_template_and_must_be_an_integer(
-    fixture: PipelineFixture,  # noqa: F811
-    rows_engine: list[str],  # noqa: F811
+    fixture: PipelineFixture,
+    rows_engine: list[str],
 ) -> None:
     operator(fixture).execute(context())
     templated = ReprocessOperator(task_id="reprocess", pipeline=fixture.pipeline(), version="{{ 0 }}")
@@ -60,8 +60,8 @@ def test_version_to_reprocess_may_be_a_template_and_must_be_an_integer(
 
 
 def test_vacuum_operator_deletes_losing_attempts_and_returns_counts(
-    fixture: PipelineFixture,  # noqa: F811
-    rows_engine: list[str],  # noqa: F811
+    fixture: PipelineFixture,
+    rows_engine: list[str],
 ) -> None:
     fixture.dies("r", at="staged")
     operator(fixture).execute(context("x"))
@@ -75,8 +75,8 @@ def test_vacuum_operator_deletes_losing_attempts_and_returns_counts(
 
 
 def test_vacuum_operator_returns_the_oldest_readable_version(
-    fixture: PipelineFixture,  # noqa: F811
-    rows_engine: list[str],  # noqa: F811
+    fixture: PipelineFixture,
+    rows_engine: list[str],
 ) -> None:
     operator(fixture).execute(context())
     fixture.run("fix", reprocessed=0)
@@ -90,8 +90,8 @@ def test_vacuum_operator_returns_the_oldest_readable_version(
 
 
 def test_task_of_the_page_on_production_runs(
-    fixture: PipelineFixture,  # noqa: F811
-    rows_engine: list[str],  # noqa: F811
+    fixture: PipelineFixture,
+    rows_engine: list[str],
 ) -> None:
     operator(fixture, drain=True).execute(context())
     (code,) = [block for block in blocks(PRODUCTION, "python") if "VacuumOperator" in block]
@@ -104,8 +104,8 @@ def test_task_of_the_page_on_production_runs(
 
 
 def test_compact_operator_rewrites_the_files_and_returns_what_it_rewrote(
-    fixture: PipelineFixture,  # noqa: F811
-    rows_engine: list[str],  # noqa: F811
+    fixture: PipelineFixture,
+    rows_engine: list[str],
 ) -> None:
     operator(fixture, drain=True).execute(context())
     task = CompactOperator(task_id="c", pipeline=fixture.pipeline())
@@ -132,8 +132,8 @@ def waiting_context(first_start: datetime | None) -> dict[str, Any]:
 
 @since("3.3", "tasks that are rescheduled and are no sensors")
 def test_compaction_that_finds_an_open_version_starts_again_later_and_does_not_fail(
-    fixture: PipelineFixture,  # noqa: F811
-    rows_engine: list[str],  # noqa: F811
+    fixture: PipelineFixture,
+    rows_engine: list[str],
 ) -> None:
     operator(fixture, drain=True).execute(context())
     fixture.arrive(1)
@@ -152,8 +152,8 @@ def test_compaction_that_finds_an_open_version_starts_again_later_and_does_not_f
 
 
 def test_compaction_that_gets_no_turn_fails_after_its_patience(
-    fixture: PipelineFixture,  # noqa: F811
-    rows_engine: list[str],  # noqa: F811
+    fixture: PipelineFixture,
+    rows_engine: list[str],
 ) -> None:
     operator(fixture, drain=True).execute(context())
     fixture.arrive(1)
@@ -164,8 +164,8 @@ def test_compaction_that_gets_no_turn_fails_after_its_patience(
 
 
 def test_dag_of_the_page_on_compaction_loads_and_compacts(
-    fixture: PipelineFixture,  # noqa: F811
-    rows_engine: list[str],  # noqa: F811
+    fixture: PipelineFixture,
+    rows_engine: list[str],
 ) -> None:
     (code,) = blocks(Path(__file__).parents[2] / "docs" / "how-to" / "compact.md", "python")
     root = fixture.root
@@ -183,8 +183,8 @@ def test_dag_of_the_page_on_compaction_loads_and_compacts(
 
 
 def test_verify_operator_fails_without_a_retry_if_a_visible_file_is_missing(
-    fixture: PipelineFixture,  # noqa: F811
-    rows_engine: list[str],  # noqa: F811
+    fixture: PipelineFixture,
+    rows_engine: list[str],
 ) -> None:
     AirflowFailException = airflow_exception("AirflowFailException")
 
@@ -205,7 +205,7 @@ def test_invalid_pipeline_is_reported_when_the_dag_is_parsed(cls: Any) -> None:
 
 
 def test_configured_spark_connection_is_used_if_the_task_names_none(
-    fixture: PipelineFixture,  # noqa: F811
+    fixture: PipelineFixture,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("AIRFLOW_CONN_MY_SPARK", '{"conn_type": "spark", "host": "spark://h", "port": 7077}')
@@ -217,7 +217,7 @@ def test_configured_spark_connection_is_used_if_the_task_names_none(
 
 @pytest.mark.spark
 def test_killed_task_cancels_its_spark_jobs_and_commits_nothing(
-    fixture: PipelineFixture,  # noqa: F811
+    fixture: PipelineFixture,
     spark: Any,
 ) -> None:
     from pyspark.sql import functions as F
@@ -258,8 +258,8 @@ def test_killed_task_cancels_its_spark_jobs_and_commits_nothing(
 
 @since("3.2", "commands of providers")
 def test_airflow_command_group_behaves_like_the_streamsem_command(
-    fixture: PipelineFixture,  # noqa: F811
-    rows_engine: list[str],  # noqa: F811
+    fixture: PipelineFixture,
+    rows_engine: list[str],
 ) -> None:
     operator(fixture).execute(context())
     process = subprocess.run(
@@ -278,8 +278,8 @@ def test_airflow_command_group_behaves_like_the_streamsem_command(
 @pytest.mark.prove
 @since("3.2", "commands of providers")
 def test_airflow_command_group_finds_connections_of_the_metadata_database(
-    fixture: PipelineFixture,  # noqa: F811
-    rows_engine: list[str],  # noqa: F811
+    fixture: PipelineFixture,
+    rows_engine: list[str],
 ) -> None:
     from airflow_provider_streamsem.testing.dag_runs import initialise_airflow
 

@@ -20,13 +20,6 @@ from tests.releases import store_dag
 pytestmark = pytest.mark.airflow
 
 
-@pytest.fixture(scope="module")
-def airflow_db() -> None:
-    from airflow_provider_streamsem.testing.dag_runs import initialise_airflow
-
-    initialise_airflow()
-
-
 class Runs:
     """A DAG with one draining task over JSON files, with two files per batch."""
 

@@ -27,7 +27,7 @@ from airflow_provider_streamsem.pipeline.run import submit_app
 from airflow_provider_streamsem.pipeline.run.run import plan_run
 from airflow_provider_streamsem.readers.conditions import DriverWait, of_text, to_text
 from airflow_provider_streamsem.testing.clock import ManualClock
-from tests.operators.test_airflow import context
+from tests.operators.task_calls import context
 from tests.pipeline_fixture import PipelineFixture
 
 pytestmark = pytest.mark.airflow

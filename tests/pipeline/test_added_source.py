@@ -37,10 +37,10 @@ from airflow_provider_streamsem.protocol.offsets import position
 from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import Crash
-from tests.connectors.delta.test_source import create_table
-from tests.connectors.iceberg.test_source import Tables
+from tests.connectors.delta.tables import create_table
+from tests.connectors.iceberg.tables import Tables
 from tests.connectors.pipeline.bronze import Bronze
-from tests.connectors.sql.test_source import Table
+from tests.connectors.sql.sqlite_database import Table
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

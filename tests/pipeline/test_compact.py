@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_streamsem import FilesSink, Limits, Pipeline, PipelineSource, alter, compact, rollback
+from airflow_provider_streamsem import FilesSink, Limits, Pipeline, PipelineSource, alter, rollback
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.engine import Contents, RewriteJob, RewrittenFiles
 from airflow_provider_streamsem.errors import (
@@ -36,36 +36,16 @@ from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import CountingStore, Crash, Fault, FaultyStore
 from tests.external_systems import PublishingFixture
+from tests.pipeline.compactions import TARGET, altered, compacted, prepared, rows
 from tests.pipeline_fixture import BeforeOutcome, PipelineFixture, PreparedFixture, die
 from tests.protocol import samples
 
-TARGET = 65_536
 DAY_MS = 86_400_000
 
 
 @pytest.fixture
 def fixture(tmp_path: Path) -> PipelineFixture:
     return prepared(tmp_path)
-
-
-def prepared(root: Path, **arguments: Any) -> PipelineFixture:
-    """Versions 0 to 3 have one file each, and one file is unread."""
-    fixture = PipelineFixture(root, **arguments)
-    for number in range(4):
-        fixture.arrive(1)
-        fixture.run(f"r{number}")
-    fixture.arrive(1)
-    return fixture
-
-
-def compacted(fixture: PipelineFixture, *, store: Store | None = None, **named: Any) -> list[Compacted]:
-    arguments: dict[str, Any] = {"engine": RowsEngine(), "target_file_bytes": TARGET, **named}
-    return compact(arguments.pop("pipeline", None) or fixture.pipeline(), log=fixture.log(store), **arguments)
-
-
-def rows(fixture: PipelineFixture, **arguments: Any) -> Counter[int]:
-    found = fixture.opened().files(sink="out", **arguments)
-    return Counter(json.loads(line)["id"] for file in found for line in Path(file.path).read_text().splitlines())
 
 
 def files(fixture: PipelineFixture, **arguments: Any) -> list[int]:
@@ -368,10 +348,10 @@ def test_alter_at_any_request_of_a_compaction_stays_in_effect(tmp_path: Path) ->
         fixture = start.restore()
         fixture.run("rest", drain=True)
 
-        def altered(fixture: PipelineFixture = fixture) -> None:
+        def alter_pipeline(fixture: PipelineFixture = fixture) -> None:
             alter(moved(fixture), log=fixture.log())
 
-        store = FaultyStore(fixture.store, at, Fault.PAUSE_BEFORE, other_processes=altered)
+        store = FaultyStore(fixture.store, at, Fault.PAUSE_BEFORE, other_processes=alter_pipeline)
         with suppress(ConflictError, OpenVersionError):
             committed += len(compacted(fixture, store=store))
         is_done, at = not store.reached, at + 1
@@ -529,15 +509,10 @@ WRITERS: dict[str, Callable[[PipelineFixture], object]] = {
     "run": lambda fixture: fixture.run("rest"),
     "reprocessing run": lambda fixture: fixture.run("fix", reprocessed=1),
     "held version": lambda fixture: stage_reprocessing(fixture.pipeline(), 1, engine=RowsEngine(), log=fixture.log()),
-    "alter": lambda fixture: alter(_altered(fixture), log=fixture.log()),
+    "alter": lambda fixture: alter(altered(fixture), log=fixture.log()),
     "rollback": lambda fixture: rollback(fixture.pipeline(), 3, log=fixture.log()),
     "compaction": compacted,
 }
-
-
-def _altered(fixture: PipelineFixture) -> Pipeline:
-    new = FilesSink(path=str(fixture.root / "new"), format="json")
-    return fixture.pipeline(sinks={**fixture.pipeline().sinks, "new": new})
 
 
 @pytest.mark.parametrize("writer", WRITERS)
@@ -560,7 +535,7 @@ def test_writer_that_finds_an_open_staged_rewrite_commits_it(fixture: PipelineFi
     outcome = fixture.log().outcome(4)
     assert outcome is not None
     assert outcome.rewrites
-    fixture.ran = _altered(fixture) if writer == "alter" else None
+    fixture.ran = altered(fixture) if writer == "alter" else None
     assert fixture.verdict().violations == []
 
 

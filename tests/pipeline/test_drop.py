@@ -21,7 +21,7 @@ from airflow_provider_streamsem.stores.contract import Store
 from airflow_provider_streamsem.stores.dataset import LocalDataset
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import Crash
-from tests.pipeline.test_fork import ForkFixture, rows
+from tests.pipeline.fork_fixture import ForkFixture, rows
 
 DEDUP = Dedup(keys=["id"], rows=10**6)
 

@@ -24,13 +24,14 @@ from airflow_provider_streamsem.pipeline.maintenance.abort import abort
 from airflow_provider_streamsem.pipeline.maintenance.compact import _Sizes
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import Vacuumed, vacuum
 from airflow_provider_streamsem.pipeline.run.review import stage_reprocessing
+from airflow_provider_streamsem.protocol import codec, keys
 from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead
 from airflow_provider_streamsem.stores.contract import Store
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
-from tests.pipeline.test_compact import compacted, prepared, rows
+from tests.pipeline.compactions import compacted, prepared, rows
 from tests.pipeline_fixture import BeforeOutcome, PipelineFixture, PreparedFixture, die
 
 DAY_MS = 86_400_000
@@ -336,26 +337,37 @@ def test_compaction_that_ignores_an_expiry_is_reported_and_refused(
     assert found == [(12, "a rewrite names commits of a bound rewrite, and commits that have not expired")]
 
 
-def test_rollback_that_ignores_an_expiry_is_reported_and_refused(
-    fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def write_without_the_expiry(fixture: PipelineFixture, write: Callable[[PipelineFixture], object]) -> None:
+    """
+    Vacuum the log, and add what a writer that does not know expiries has written as version 7.
+
+    The writer writes it after version 6 of a copy of the log, in which version 6 was aborted.
+    """
+    assert isinstance(fixture.store, MemoryStore)
+    objects, before = fixture.store.objects, dict(fixture.store.objects)
+    fixture.arrive(1)
+    fixture.dies("aborted")
+    abort(fixture.log(), fixture.opened().record, 6, reason="for the test")
+    write(fixture)
+    plan, outcome = objects[keys.plan(7)], fixture.log().outcome(7)
+    assert outcome is not None
+    objects.clear()
+    objects.update(before)
     vacuumed(fixture)
-    monkeypatch.setattr(
-        "airflow_provider_streamsem.pipeline.maintenance.rollback._refuse_expired", lambda newest, to: None
-    )
-    rollback(fixture.pipeline(), 3, log=fixture.log())
+    objects[keys.plan(7)] = plan
+    objects[keys.outcome(7)] = codec.encode(replace(outcome, newest={**outcome.newest, "expire": 5})).data
+
+
+def test_rollback_that_ignores_an_expiry_is_reported_and_refused(fixture: PipelineFixture) -> None:
+    write_without_the_expiry(fixture, lambda fixture: rollback(fixture.pipeline(), 3, log=fixture.log()))
     found = [(each.version, each.what) for each in fixture.verdict().violations if each.invariant == "I24"]
     assert found == [(7, "a rollback returns to an expired version")]
     with pytest.raises(LogDamagedError, match="returns to an expired version"):
         fixture.opened().files()
 
 
-def test_verify_finds_a_reprocessing_run_of_a_bound_commit(
-    fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    vacuumed(fixture)
-    monkeypatch.setattr("airflow_provider_streamsem.pipeline.run.plan_reprocess._refuse_bound", lambda *arguments: None)
-    fixture.run("fix", reprocessed=1)
+def test_verify_finds_a_reprocessing_run_of_a_bound_commit(fixture: PipelineFixture) -> None:
+    write_without_the_expiry(fixture, lambda fixture: fixture.run("fix", reprocessed=1))
     found = [(each.version, each.what) for each in fixture.verdict().violations if each.invariant == "I24"]
     assert found == [(7, "a reprocessing run replaces a commit of a bound rewrite")]
 

@@ -21,7 +21,7 @@ from airflow_provider_streamsem.protocol import codec, keys
 from airflow_provider_streamsem.protocol.entries import Outcome
 from airflow_provider_streamsem.protocol.kinds.rewrite import Rewrite
 from airflow_provider_streamsem.testing.clock import ManualClock
-from tests.pipeline.test_compact import compacted, prepared
+from tests.pipeline.compactions import compacted, prepared
 from tests.pipeline_fixture import PipelineFixture, PreparedFixture
 
 REWRITE = 4

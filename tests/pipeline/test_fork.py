@@ -18,7 +18,6 @@ from airflow_provider_streamsem import (
     FilesSource,
     KafkaSource,
     Limits,
-    Pipeline,
     RateSource,
     fork,
     reprocess,
@@ -44,72 +43,12 @@ from airflow_provider_streamsem.pipeline.spec.several_sources import SeveralSour
 from airflow_provider_streamsem.pipeline.versions import closing_times
 from airflow_provider_streamsem.readers.conditions import BatchCommitted
 from airflow_provider_streamsem.readers.files import open_log
-from airflow_provider_streamsem.stores.contract import Store, open_store
-from airflow_provider_streamsem.stores.memory import MemoryStore, open_memory_store
+from airflow_provider_streamsem.stores.contract import open_store
+from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
-from tests.pipeline_fixture import PipelineFixture
-
-_NAMES = count()
-
-
-def new_memory_store() -> Store:
-    return open_memory_store(f"fork-{next(_NAMES)}")
-
-
-class ForkFixture:
-    """An original pipeline with three versions of two files each, and the store of its fork."""
-
-    def __init__(self, root: Path, **changes: Any) -> None:
-        # Deduplication keeps its layers in directories.
-        stores = (
-            [open_store(str(root / name)) for name in ("log", "fork-log")]
-            if changes
-            else [new_memory_store(), new_memory_store()]
-        )
-        self.original = PipelineFixture(root, store=stores[0])
-        self.original.arrive(5)
-        self.changes = changes
-        self.store: Store = stores[1]
-        self.run_original("run")
-
-    def run_original(self, key: str) -> None:
-        self.original.run(key, drain=True, pipeline=self.original.pipeline(**self.changes))
-
-    def pipeline(self, **changes: Any) -> Pipeline:
-        sinks = {"out": FilesSink(path=str(self.original.root / "forked"), format="json")}
-        given = {"name": "fork", "log": self.store.url, "sinks": sinks}
-        return self.original.pipeline(**{**self.changes, **given, **changes})
-
-    def log(self, store: Store | None = None) -> CommitLog:
-        return self.original.log(store or self.store)
-
-    def fork(
-        self,
-        version: int | None = None,
-        *,
-        from_ms: int | None = None,
-        until_ms: int | None = None,
-        store: Store | None = None,
-        **changes: Any,
-    ) -> Any:
-        log, original = self.log(store), self.original.log()
-        return fork(self.pipeline(**changes), original, version=version, until_ms=until_ms, from_ms=from_ms, log=log)
-
-    def run(self, key: str = "run", **changes: Any) -> Any:
-        return run_batch(self.pipeline(**changes), run_key=key, drain=True, log=self.log(), engine=RowsEngine())
-
-    def ids(self) -> Counter[int]:
-        from json import loads
-
-        files = open_log(self.log()).files()
-        return Counter(loads(line)["id"] for file in files for line in Path(file.path).read_text().splitlines())
-
-
-def rows(first: int, files: int) -> Counter[int]:
-    """The ids of consecutive files."""
-    return Counter(range(first * 3, files * 3))
+from tests.pipeline.fork_fixture import ForkFixture, new_memory_store, rows
 
 
 @pytest.mark.parametrize(("version", "first"), [(-1, 0), (0, 2), (1, 4), (2, 5), (None, 5)])
@@ -397,7 +336,7 @@ def partitioned(root: Path) -> FilesSource:
 def put(root: Path, directory: str, id: int) -> None:
     location = root / "days" / directory
     location.mkdir(parents=True, exist_ok=True)
-    (location / f"{next(_NAMES)}.json").write_text(f'{{"id": {id}}}\n')
+    (location / f"{len([*location.iterdir()])}.json").write_text(f'{{"id": {id}}}\n')
 
 
 def test_writer_that_does_not_know_forks_refuses_the_log(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

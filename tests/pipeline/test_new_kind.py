@@ -33,12 +33,12 @@ from airflow_provider_streamsem.stores.contract import Store
 from airflow_provider_streamsem.stores.local import LocalStore
 from airflow_provider_streamsem.stores.memory import open_memory_store
 from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
-from tests.cli.test_cli import run as command
-from tests.pipeline.test_compact import _altered, compacted, prepared
+from tests.cli.command import run as command
+from tests.pipeline.compactions import altered, compacted, prepared
 from tests.pipeline_fixture import PipelineFixture, PreparedFixture
 from tests.protocol import samples
-from tests.protocol.test_view_and_segments import History as RandomHistory
-from tests.web.test_api import client_of, get
+from tests.protocol.histories import History as RandomHistory
+from tests.web.client import client_of, get
 
 _NAMES = count()
 
@@ -93,7 +93,7 @@ def test_note_is_a_version_that_changes_nothing(fixture: PipelineFixture) -> Non
 WRITERS: dict[str, Callable[[PipelineFixture], object]] = {
     "run": lambda fixture: fixture.run("rest"),
     "reprocessing run": lambda fixture: fixture.run("fix", reprocessed=1),
-    "alter": lambda fixture: alter(_altered(fixture), log=fixture.log()),
+    "alter": lambda fixture: alter(altered(fixture), log=fixture.log()),
     "rollback": lambda fixture: rollback(fixture.pipeline(), 3, log=fixture.log()),
     "compaction": compacted,
     "vacuum": lambda fixture: vacuum(fixture.pipeline(), keep_versions=1, keep_days=0, log=fixture.log()),
@@ -112,7 +112,7 @@ def test_fault_at_any_request_of_a_note_changes_no_row(tmp_path: Path, writer: s
             noted(fixture, store)
         is_done, at = not store.reached, at + 1
         WRITERS[writer](fixture)
-        fixture.ran = _altered(fixture) if writer == "alter" else None
+        fixture.ran = altered(fixture) if writer == "alter" else None
         assert fixture.verdict().violations == []
         assert fixture.visible() == Counter(range(15 if writer == "run" else 12))
     assert at > 5

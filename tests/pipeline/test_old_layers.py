@@ -15,7 +15,7 @@ from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import Vacuumed, vacuum
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.testing.clock import ManualClock
-from tests.pipeline.test_dedup import RepeatingFixture
+from tests.pipeline.repeating_fixture import RepeatingFixture
 
 LATER_MS = 1_700_000_000_000 + 30 * 86_400_000
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -25,7 +23,7 @@ from airflow_provider_streamsem.protocol.view import ClosedHead
 from airflow_provider_streamsem.readers.waiting import waiting
 from airflow_provider_streamsem.stores.memory import open_memory_store
 from airflow_provider_streamsem.testing.rows import RowsEngine
-from tests.external_systems import PublishingFixture, TableSink
+from tests.external_systems import PublishingFixture, TableSink, refusing, run_with_refused_publish
 
 _NAMES = count()
 
@@ -37,25 +35,9 @@ def fixture(tmp_path: Path) -> PublishingFixture:
     return fixture
 
 
-@contextmanager
-def refusing(name: str) -> Iterator[None]:
-    """The table refuses every batch."""
-
-    def refuse(step: str) -> None:
-        if step == f"before publish {name}":
-            raise PublishError("the table refuses the batch", sink=name)
-
-    with TableSink.step_by_step(refuse):
-        yield
-
-
-def run_with_refused_publish(fixture: PublishingFixture) -> None:
+def test_refused_batch_stays_committed_and_is_published_when_the_sink_is_fixed(fixture: PublishingFixture) -> None:
     with refusing("table"), pytest.raises(PublishError, match="streamsem skip"):
         fixture.run("first")
-
-
-def test_refused_batch_stays_committed_and_is_published_when_the_sink_is_fixed(fixture: PublishingFixture) -> None:
-    run_with_refused_publish(fixture)
     assert fixture.opened().head == 0
     assert (sum(fixture.rows("audit").values()), sum(fixture.rows("table").values())) == (6, 0)
     engine = RowsEngine()

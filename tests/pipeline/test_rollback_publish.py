@@ -15,7 +15,7 @@ import pytest
 from airflow_provider_streamsem import rollback
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, OpenVersionError, StreamsemError
 from airflow_provider_streamsem.pipeline.maintenance.rollback import Rollback
-from airflow_provider_streamsem.pipeline.versions.publish import skip
+from airflow_provider_streamsem.pipeline.versions.publish import rows_after, skip
 from airflow_provider_streamsem.readers.history import History
 from airflow_provider_streamsem.stores.contract import Store
 from airflow_provider_streamsem.testing.rows import RowsEngine
@@ -223,7 +223,8 @@ def test_verify_reports_a_rollback_that_does_not_name_the_tables_with_rows(
     fixture: PublishingFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(
-        "airflow_provider_streamsem.pipeline.maintenance.rollback._published_after", lambda *_: ("audit",)
+        "airflow_provider_streamsem.pipeline.maintenance.rollback.rows_after",
+        lambda *given: {"audit": rows_after(*given)["audit"]},
     )
     roll_back(fixture, 1)
     [found] = fixture.verdict().violations

@@ -17,7 +17,6 @@ from airflow_provider_streamsem.errors import (
     DataError,
     InvalidError,
 )
-from airflow_provider_streamsem.pipeline.maintenance import vacuum as vacuum_module
 from airflow_provider_streamsem.pipeline.maintenance.abort import abort
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import Vacuumed, vacuum
 from airflow_provider_streamsem.protocol import keys
@@ -26,15 +25,11 @@ from airflow_provider_streamsem.stores.contract import ObjectStat
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import CountingStore, Crash, Fault, FaultyStore
+from tests.pipeline.log_requests import requests
 from tests.pipeline_fixture import BeforeOutcome, PipelineFixture, die
 
 LOST, RUNNING = "a" * 32, "b" * 32
 """Ids of attempts."""
-
-
-def requests(store: CountingStore) -> list[tuple[str, str]]:
-    """Requests as (method, first part of the key), without doctor and specs, which belong to the creation of the pipeline."""
-    return [(m, k.split("/")[0]) for m, k in store.keys if not k.startswith(("doctor/", "specs/"))]
 
 
 def test_single_batch_commits_the_files_that_its_limits_allow(fixture: PipelineFixture) -> None:
@@ -335,25 +330,24 @@ def test_V6_vacuum_record_beyond_the_head_of_a_restored_log_is_not_used(fixture:
     assert [stat.key for stat in fixture.store.list("vacuumed/")] == [keys.vacuumed(1)]
 
 
-def test_V6_interrupted_vacuum_continues_where_it_stopped(
-    fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(vacuum_module, "_INSPECTED_EACH", 4)
-    for number in range(10):
+def test_V6_interrupted_vacuum_continues_where_it_stopped(fixture: PipelineFixture) -> None:
+    """Vacuum records its progress after each hundred versions."""
+    for number in range(105):
         fixture.arrive(1)
         fixture.run(f"r{number}")
-        late_file(fixture, number)
+    for version in (98, 99, 100, 101, 102, 103, 104):
+        late_file(fixture, version)
 
     class InterruptedStore(CountingStore):
         def list(self, prefix: str, limit: int | None = None, start_after: str = "") -> Any:
-            if prefix == keys.attempts(6):
+            if prefix == keys.attempts(102):
                 raise Crash
             return super().list(prefix, limit, start_after)
 
     with pytest.raises(Crash):
         vacuum_later(fixture, 1, InterruptedStore(fixture.store))
-    assert [stat.key for stat in fixture.store.list("vacuumed/")] == [keys.vacuumed(4)]
-    assert [version for _, version, _ in vacuum_later(fixture, 1).attempts] == [7, 8, 9]
+    assert [stat.key for stat in fixture.store.list("vacuumed/")] == [keys.vacuumed(100)]
+    assert [version for _, version, _ in vacuum_later(fixture, 1).attempts] == [103, 104]
 
 
 def test_I11_vacuum_of_an_old_log_does_not_touch_the_dataset_of_a_new_one(

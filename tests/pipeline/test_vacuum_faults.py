@@ -20,8 +20,8 @@ from airflow_provider_streamsem.stores.contract import ObjectStat, Store, Unknow
 from airflow_provider_streamsem.stores.dataset import LocalDataset
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.stores import CountingStore, Crash
-from tests.pipeline.test_compact import compacted
-from tests.pipeline.test_fork import ForkFixture
+from tests.pipeline.compactions import compacted
+from tests.pipeline.fork_fixture import ForkFixture
 from tests.pipeline_fixture import BeforeOutcome, PipelineFixture, PreparedFixture, die
 
 LATER = 1_700_000_000_000 + 30 * 86_400_000

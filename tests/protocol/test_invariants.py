@@ -34,7 +34,7 @@ from airflow_provider_streamsem.protocol.machine import Created, Exists, Found, 
 from airflow_provider_streamsem.protocol.view import ClosedHead
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from tests.protocol import samples
-from tests.protocol.test_machine import drive
+from tests.protocol.procedures import drive
 
 EMPTY = ClosedHead(initial_offsets={"files": 0})
 PLAN = samples.plan()

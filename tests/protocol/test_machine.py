@@ -21,7 +21,6 @@ from airflow_provider_streamsem.protocol.machine import (
     Get,
     Listed,
     Missing,
-    Procedure,
     Put,
     Step,
     Unknown,
@@ -29,20 +28,10 @@ from airflow_provider_streamsem.protocol.machine import (
     get,
     list_keys,
 )
+from tests.protocol.procedures import drive
 
 PROTOCOL = (Path(__file__).parents[2] / "docs" / "PROTOCOL.md").read_text()
 MINE = b"mine"
-
-
-def drive(procedure: Procedure[object], *events: Event) -> object:
-    """Send events to a procedure. Returns its result, or the requests so far if it has not ended."""
-    requests = [next(procedure)]
-    for event in events:
-        try:
-            requests.append(procedure.send(event))
-        except StopIteration as stop:
-            return stop.value
-    return requests
 
 
 def test_table_of_create_equals_the_table_of_the_protocol() -> None:

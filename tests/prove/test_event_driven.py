@@ -11,7 +11,7 @@ import pytest
 
 from airflow_provider_streamsem import log_uri, open_log, verify
 from tests.integration.parts.airflow import Airflow
-from tests.sensors.test_event_driven import put
+from tests.sensors.arrivals import put
 
 ROOT = Path(__file__).parents[2]
 SECRET = "s3cret-of-a-connection"

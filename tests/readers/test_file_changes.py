@@ -16,7 +16,7 @@ from airflow_provider_streamsem.readers import history
 from airflow_provider_streamsem.readers.file_changes import file_changes
 from airflow_provider_streamsem.readers.files import CommittedLog, Version
 from tests.protocol import samples
-from tests.protocol.test_view_and_segments import History, stored, with_alters
+from tests.protocol.histories import History, stored, with_alters
 
 
 class StoredHistory(history.History):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import sys
 from pathlib import Path
@@ -11,15 +10,10 @@ from typing import Any
 import pytest
 
 from airflow_provider_streamsem import open_log, verify
+from tests.sensors.arrivals import put
 from tests.triggers.listener import Listener, from_database
 
 pytestmark = pytest.mark.airflow
-
-
-def put(location: Path, name: str, first: int, count: int) -> None:
-    lines = [json.dumps({"id": first + n, "grams": n * 10, "to": "Bern"}) + "\n" for n in range(count)]
-    (location / f".{name}").write_text("".join(lines))
-    (location / f".{name}").rename(location / name)  # the rename makes a file appear complete
 
 
 @pytest.fixture

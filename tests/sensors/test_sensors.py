@@ -26,7 +26,7 @@ from airflow_provider_streamsem.hooks.failures import airflow_exception
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.sensors import condition as module
 from airflow_provider_streamsem.stores.memory import open_memory_store
-from tests.operators.test_airflow import context
+from tests.operators.task_calls import context
 from tests.pipeline_fixture import PipelineFixture
 from tests.triggers.listener import listening
 

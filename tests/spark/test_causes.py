@@ -144,7 +144,7 @@ def of_jvm(kind: str, *causes: str, condition: str | None = None) -> Exception:
         outer = JavaError(text, outer, condition if number == 0 else None)
     error = type(kind, (Exception,), {})(causes[0])
     error.java_exception = outer
-    return cast(Exception, error)
+    return cast("Exception", error)
 
 
 WRITE_FAILED = "org.apache.spark.SparkException: [TASK_WRITE_FAILED] Task failed while writing rows to file:/data/out/data/0/a. SQLSTATE: 58030"
@@ -337,7 +337,7 @@ def test_connect_server_that_ends_in_a_batch_is_named_and_retried(error: Excepti
 def python_exception(*lines: str) -> Exception:
     kind = type("PythonException", (Exception,), {})
     return cast(
-        Exception,
+        "Exception",
         kind(
             "An exception was thrown from the Python worker.\nTraceback (most recent call last):\n" + "\n".join(lines)
         ),

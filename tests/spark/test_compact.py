@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from airflow_provider_streamsem import compact, open_log
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.spark.rewriting import _contents
-from tests.connectors.files.test_formats import odd_values, supported_by
+from tests.connectors.files.odd_rows import odd_values, supported_by
 from tests.spark_location import JSON, Location
 
 pytestmark = pytest.mark.spark

@@ -17,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from airflow_provider_streamsem import read_committed, run_batch
 from airflow_provider_streamsem.cli.main import main
-from tests.architecture.test_pages import blocks
+from tests.code_blocks import blocks
 from tools import class_archive
 
 PAGES = Path(__file__).parents[2] / "docs" / "how-to"

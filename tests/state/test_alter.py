@@ -13,7 +13,8 @@ from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.pipeline.run.reprocess import reprocess
 from airflow_provider_streamsem.state import operator_state
-from tests.state.test_operators import arrive, keyed, outcome, pipeline
+from tests.state.stateful_pipeline import arrive, outcome, pipeline
+from tests.state.transforms import keyed
 
 pytestmark = pytest.mark.spark
 

@@ -26,7 +26,7 @@ from airflow_provider_streamsem import (
 )
 from airflow_provider_streamsem.transforms import monoids as m
 from tests.state import auctions
-from tests.state.test_commits import run_and_crash_after_state_write
+from tests.state.crashes import run_and_crash_after_state_write
 
 pytestmark = [pytest.mark.prove, pytest.mark.spark]
 DELAY = f"{auctions.DISORDER_S} seconds"

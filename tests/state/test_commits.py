@@ -3,24 +3,21 @@
 from __future__ import annotations
 
 import json
+import os
 import random
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 from airflow_provider_streamsem import (
     Dedup,
     FilesSink,
     FilesSource,
     JdbcSink,
-    Pipeline,
     State,
     load_pipeline,
     read_committed,
@@ -37,47 +34,13 @@ from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.spark.engine import SparkEngine
 from airflow_provider_streamsem.spark.stateful import MicroBatch
 from airflow_provider_streamsem.state import operator_state
-from airflow_provider_streamsem.stores import dataset
-from tests.connectors.sql.test_sink import database_at
-from tests.state.test_operators import arrive, keyed, outcome, pipeline, start_new_process, windowed
+from tests.connectors.sql.sqlite_database import database_at
+from tests.state.crashes import Crash, crash_at, run_and_crash_after_state_write
+from tests.state.processors import processed
+from tests.state.stateful_pipeline import arrive, counts, outcome, pipeline, start_new_process
+from tests.state.transforms import keyed, windowed
 
 pytestmark = pytest.mark.spark
-
-
-def counts(spark: SparkSession, root: Path) -> dict[str, int]:
-    """key → the newest count in the output."""
-    newest: dict[str, int] = {}
-    for row in read_committed(spark, str(root / "log")).collect():
-        newest[row["k"]] = max(row["n"], newest.get(row["k"], 0))
-    return newest
-
-
-class Crash(Exception):
-    """The process died."""
-
-
-def crash_at(monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, *, before: bool = False) -> None:
-    """Make the next call of a method crash, after or before it runs."""
-    real = getattr(owner, name)
-    left = [True]
-
-    def step(*given: Any, **named: Any) -> Any:
-        if not left:
-            return real(*given, **named)
-        left.clear()
-        if before:
-            raise Crash
-        real(*given, **named)
-        raise Crash
-
-    monkeypatch.setattr(owner, name, step)
-
-
-def run_and_crash_after_state_write(monkeypatch: pytest.MonkeyPatch, spec: Pipeline, run_key: str) -> None:
-    with monkeypatch.context() as patched:
-        crash_at(patched, MicroBatch, "after")
-        with pytest.raises(StreamsemError):
-            run_batch(spec, run_key=run_key)
 
 
 @pytest.mark.parametrize(
@@ -301,28 +264,6 @@ def test_watermark_and_late_rows_are_recorded(tmp_path: Path) -> None:
     assert [outcome(tmp_path, version).counts["late"] for version in range(3)] == [0, 0, 1]
 
 
-class Counting(StatefulProcessor):
-    """Counts the records of a key, and emits the count when a timer of the batch's processing time fires."""
-
-    def init(self, handle: StatefulProcessorHandle) -> None:
-        self.handle = handle
-        self.count = handle.getValueState("count", "n long")
-
-    def handleInputRows(self, key: Any, rows: Iterator[pd.DataFrame], timerValues: Any) -> Iterator[pd.DataFrame]:
-        n = (self.count.get()[0] if self.count.exists() else 0) + sum(len(part) for part in rows)
-        self.count.update((n,))
-        yield pd.DataFrame({"k": [key[0]], "n": [n]})
-
-    def close(self) -> None:
-        pass
-
-
-def processed(events: DataFrame) -> DataFrame:
-    return events.groupBy("k").transformWithStateInPandas(
-        statefulProcessor=Counting(), outputStructType="k string, n long", outputMode="Update", timeMode="None"
-    )
-
-
 @pytest.mark.prove
 def test_stateful_processor_keeps_its_state(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -341,7 +282,7 @@ def test_state_files_on_disk_are_synced_before_the_outcome(
 ) -> None:
     """After a power failure, an outcome must not name files that were only in the page cache."""
     synced: set[str] = set()
-    monkeypatch.setattr(dataset, "_sync", synced.add)
+    monkeypatch.setattr(os, "fsync", lambda descriptor: synced.add(os.readlink(f"/proc/self/fd/{descriptor}")))
     arrive(tmp_path, 0, [(1, "a"), (2, "b")])
     run_batch(pipeline(tmp_path, keyed, "update"), run_key="first")
     root = tmp_path / "log" / "state" / "operators"

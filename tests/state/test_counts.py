@@ -11,7 +11,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from airflow_provider_streamsem import FilesSource, Limits, run_batch
-from tests.state.test_operators import SCHEMA, keyed, pipeline
+from tests.state.stateful_pipeline import SCHEMA, pipeline
+from tests.state.transforms import keyed
 
 pytestmark = pytest.mark.spark
 

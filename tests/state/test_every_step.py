@@ -18,8 +18,8 @@ from airflow_provider_streamsem.stores.contract import open_store
 from airflow_provider_streamsem.testing.steps import StepReportingStore, Steps
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.prepared_directory import PreparedDirectory
-from tests.state.test_commits import counts
-from tests.state.test_operators import arrive, keyed, pipeline, start_new_process
+from tests.state.stateful_pipeline import arrive, counts, pipeline, start_new_process
+from tests.state.transforms import keyed
 from tests.step_by_step import step_by_step
 
 pytestmark = [pytest.mark.spark, pytest.mark.prove]

@@ -36,11 +36,12 @@ from airflow_provider_streamsem.pipeline.maintenance.abort import abort
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.pipeline.spec.opening import open_pipeline
 from airflow_provider_streamsem.spark.stateful import MicroBatch
-from tests.connectors.sql.test_sink import database_at
-from tests.state import test_operators as operators
-from tests.state.test_commits import crash_at
-from tests.state.test_operators import arrive, pipeline, streamed
-from tests.state.test_processors import closing, of_rows
+from tests.connectors.sql.sqlite_database import database_at
+from tests.state import transforms
+from tests.state.crashes import crash_at
+from tests.state.processors import closing, of_rows
+from tests.state.stateful_pipeline import arrive, pipeline
+from tests.state.streaming_query import streamed
 
 pytestmark = [pytest.mark.spark, pytest.mark.prove]
 
@@ -49,20 +50,20 @@ Batch = list[tuple[int, str]]
 
 
 APPENDED = [
-    (operators.windowed, "append"),
-    (operators.windowed, "update"),
-    (operators.sessions, "append"),
-    (operators.distinct, "append"),
-    (operators.distinct, "update"),
-    (operators.distinct_within_watermark, "append"),
-    (operators.joined, "append"),
-    (operators.chained, "append"),
-    (operators.keyed, "update"),
-    (operators.total, "update"),
+    (transforms.windowed, "append"),
+    (transforms.windowed, "update"),
+    (transforms.sessions, "append"),
+    (transforms.distinct, "append"),
+    (transforms.distinct, "update"),
+    (transforms.distinct_within_watermark, "append"),
+    (transforms.joined, "append"),
+    (transforms.chained, "append"),
+    (transforms.keyed, "update"),
+    (transforms.total, "update"),
     (closing, "update"),
     (of_rows, "update"),
 ]
-COMPLETE = [operators.windowed, operators.keyed, operators.total]
+COMPLETE = [transforms.windowed, transforms.keyed, transforms.total]
 
 KILLED = {
     "killed before its plan": ("result", True),
@@ -220,7 +221,7 @@ def test_complete_result_of_any_batches_with_faults_is_that_of_a_streaming_query
     faults: list[str],
 ) -> None:
     root = tmp_path_factory.mktemp("batches")
-    keys = ["at", "k"] if transform is operators.windowed else ["k"]
+    keys = ["at", "k"] if transform is transforms.windowed else ["k"]
     table = database_at(root / "db.sqlite", monkeypatch)
     table.run(f'CREATE TABLE "t" (at VARCHAR(30), k VARCHAR(9), n BIGINT, PRIMARY KEY ({", ".join(keys)}))')
     sink = JdbcSink(conn_id="db", table="t", staging=str(root / "staging"), mode="upsert", keys=keys)

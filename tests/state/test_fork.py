@@ -28,8 +28,9 @@ from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from tests.prepared_directory import PreparedDirectory
-from tests.state.test_commits import counts, processed
-from tests.state.test_operators import arrive, joined, keyed, pipeline
+from tests.state.processors import processed
+from tests.state.stateful_pipeline import arrive, counts, pipeline
+from tests.state.transforms import joined, keyed
 
 pytestmark = pytest.mark.spark
 BATCHES = [[(1, "a"), (2, "b")], [(3, "a")], [(4, "c"), (5, "a")]]

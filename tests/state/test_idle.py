@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from pathlib import Path
 
@@ -22,21 +21,19 @@ from airflow_provider_streamsem import (
     verify,
 )
 from airflow_provider_streamsem.cli.main import main
-from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
 from airflow_provider_streamsem.errors import StreamsemError
 from airflow_provider_streamsem.readers.conditions import Freshness
 from airflow_provider_streamsem.readers.lag import lag
 from airflow_provider_streamsem.readers.waiting import waiting
 from airflow_provider_streamsem.spark.stateful import MicroBatch
 from airflow_provider_streamsem.testing.clock import ManualClock
-from tests.state.test_commits import crash_at
-from tests.state.test_operators import START, arrive, keyed, outcome, pipeline, windowed
+from tests.state.crashes import crash_at
+from tests.state.idle_pipeline import HOUR, IDLE, at, run
+from tests.state.stateful_pipeline import ORIGIN_MS, START, arrive, outcome, pipeline
+from tests.state.transforms import keyed, windowed
 
 pytestmark = pytest.mark.spark
 
-HOUR = 3_600
-ORIGIN_MS = int(START.timestamp() * 1000)
-IDLE = State(output_mode="append", partitions=2, close_after_s=HOUR)
 EVENTS = [(1, "a"), (2, "a"), (7, "b"), (8, "b")]
 
 
@@ -44,15 +41,6 @@ def minutes(ms: int | None) -> float:
     """A time as minutes after the hour of the first event."""
     assert ms is not None
     return (ms - ORIGIN_MS) / 60_000
-
-
-def at(root: Path, minute: float) -> CommitLog:
-    """The log of a process whose clock shows this minute."""
-    return dataclasses.replace(open_commit_log(str(root / "log")), clock=ManualClock(ORIGIN_MS + int(minute * 60_000)))
-
-
-def run(root: Path, minute: float, key: str, spec: Pipeline | None = None) -> str:
-    return run_batch(spec or pipeline(root, windowed, "append", state=IDLE), run_key=key, log=at(root, minute)).status
 
 
 def rows(spark: SparkSession, root: Path) -> list[tuple[float, str, int]]:

@@ -17,16 +17,8 @@ from airflow_provider_streamsem.errors import DataError, InvalidError
 from airflow_provider_streamsem.pipeline.versions.result import RunResult
 from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.spark.late_rows import MERGES_SESSIONS
-from tests.state.test_operators import (
-    SCHEMA,
-    arrive,
-    chained,
-    distinct_within_watermark,
-    joined,
-    pipeline,
-    sessions,
-    windowed,
-)
+from tests.state.stateful_pipeline import SCHEMA, arrive, pipeline
+from tests.state.transforms import chained, distinct_within_watermark, joined, sessions, windowed
 
 pytestmark = pytest.mark.spark
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import uuid
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from pyspark.sql import DataFrame, SparkSession
 from airflow_provider_streamsem import reprocess, run_batch
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.spark import loaded_state
-from tests.state.test_commits import counts, run_and_crash_after_state_write
-from tests.state.test_operators import arrive, keyed, pipeline, start_new_process
+from airflow_provider_streamsem.state import OperatorState
+from tests.state.crashes import run_and_crash_after_state_write
+from tests.state.stateful_pipeline import arrive, counts, pipeline, start_new_process
+from tests.state.transforms import keyed
 
 pytestmark = pytest.mark.spark
 
@@ -68,14 +71,13 @@ def test_batch_loads_its_state_after_an_attempt_that_was_not_committed(
     assert counts(spark, tmp_path) == {"a": 3, "k0": 1, "k1": 1, "k2": 1}
 
 
-def test_batch_loads_its_state_after_some_batches_that_continued_the_loaded_one(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reused: list[bool]
+@pytest.mark.parametrize(("batches", "is_continued"), [(18, True), (19, False)])
+def test_state_that_twenty_batches_have_used_is_loaded_again(
+    spark: SparkSession, batches: int, is_continued: bool
 ) -> None:
-    monkeypatch.setattr(loaded_state, "_MOST_BATCHES", 2)
-    for number in range(6):
-        run(tmp_path, number)
-    assert reused == [True, False, True, False, True]
-    assert counts(spark, tmp_path) == {"a": 6, **{f"k{number}": 1 for number in range(6)}}
+    state = OperatorState(root="a" * 32, batches=20, partitions=1, columns={}, settings={}, operators=())
+    loaded_state.keep(spark, loaded_state.Stores(str(uuid.uuid4()), batches), "location", state, keyed)
+    assert (loaded_state.take(spark, "location", state, keyed) is not None) == is_continued
 
 
 def test_batch_loads_its_state_after_a_reprocessed_version(

@@ -11,8 +11,9 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.state import State, operator_state
 from airflow_provider_streamsem.stores.contract import open_store
 from airflow_provider_streamsem.testing.stores import CountingStore
-from tests.pipeline.test_run import requests
-from tests.state.test_operators import arrive, keyed, outcome, pipeline
+from tests.pipeline.log_requests import requests
+from tests.state.stateful_pipeline import arrive, outcome, pipeline
+from tests.state.transforms import keyed
 
 
 class Crash(Exception):

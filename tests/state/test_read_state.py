@@ -19,8 +19,9 @@ from airflow_provider_streamsem.commitlog.log import open_commit_log
 from airflow_provider_streamsem.commitlog.move import move_log
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
-from tests.state.test_commits import processed
-from tests.state.test_operators import arrive, joined, keyed, pipeline
+from tests.state.processors import processed
+from tests.state.stateful_pipeline import arrive, pipeline
+from tests.state.transforms import joined, keyed
 
 pytestmark = pytest.mark.spark
 

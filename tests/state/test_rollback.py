@@ -10,8 +10,8 @@ from pyspark.sql import SparkSession
 from airflow_provider_streamsem import Pipeline, State, rollback, run_batch, verify
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
-from tests.state.test_commits import counts
-from tests.state.test_operators import arrive, keyed, outcome, pipeline
+from tests.state.stateful_pipeline import arrive, counts, outcome, pipeline
+from tests.state.transforms import keyed
 
 pytestmark = pytest.mark.spark
 

@@ -10,9 +10,10 @@ from pyspark.sql import functions as F
 
 from airflow_provider_streamsem import State, read_committed, run_batch
 from airflow_provider_streamsem.state import operator_state
-from tests.state.test_commits import counts, processed
-from tests.state.test_idle import ORIGIN_MS, at
-from tests.state.test_operators import arrive, joined, keyed, outcome, pipeline, windowed
+from tests.state.idle_pipeline import at
+from tests.state.processors import processed
+from tests.state.stateful_pipeline import ORIGIN_MS, arrive, counts, outcome, pipeline
+from tests.state.transforms import joined, keyed, windowed
 
 pytestmark = pytest.mark.spark
 STREAMING = "spark.sql.streaming"

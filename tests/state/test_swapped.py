@@ -19,8 +19,9 @@ from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.stores.local import LocalStore
 from tests.prepared_directory import PreparedDirectory
-from tests.state.test_commits import Crash, counts, crash_at, run_and_crash_after_state_write
-from tests.state.test_operators import arrive, joined, keyed, outcome, pipeline, start_new_process
+from tests.state.crashes import Crash, crash_at, run_and_crash_after_state_write
+from tests.state.stateful_pipeline import arrive, counts, outcome, pipeline, start_new_process
+from tests.state.transforms import joined, keyed
 
 pytestmark = pytest.mark.spark
 

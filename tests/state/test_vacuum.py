@@ -18,8 +18,9 @@ from airflow_provider_streamsem.state import operator_state
 from airflow_provider_streamsem.state_files import unneeded
 from airflow_provider_streamsem.stores.contract import open_store
 from tests.prepared_directory import PreparedDirectory
-from tests.state.test_commits import Crash, counts, run_and_crash_after_state_write
-from tests.state.test_operators import arrive, keyed, outcome, pipeline
+from tests.state.crashes import Crash, run_and_crash_after_state_write
+from tests.state.stateful_pipeline import arrive, counts, outcome, pipeline
+from tests.state.transforms import keyed
 
 pytestmark = pytest.mark.spark
 

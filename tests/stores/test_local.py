@@ -78,7 +78,7 @@ def test_object_whose_writer_died_before_the_link_is_never_visible(
 
     with monkeypatch.context() as patched:
         patched.setattr("airflow_provider_streamsem.stores.local.os.link", die)
-        patched.setattr(LocalStore, "_remove_partial", staticmethod(lambda partial: None))
+        patched.setattr("airflow_provider_streamsem.stores.local.os.unlink", die)
         with pytest.raises(Died):
             store.create("dir/k", b"1" * 10)
     assert any(name.startswith(".streamsem-partial-") for name in os.listdir(Path(store.root) / "dir"))

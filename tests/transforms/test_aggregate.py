@@ -37,8 +37,8 @@ from airflow_provider_streamsem import (
 )
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.transforms import monoids as m
-from tests.connectors.sql.test_sink import database_at
-from tests.state.test_commits import run_and_crash_after_state_write
+from tests.connectors.sql.sqlite_database import database_at
+from tests.state.crashes import run_and_crash_after_state_write
 
 SCHEMA = "t timestamp, k string, n long, price decimal(9,2), x double"
 COLUMNS = {

@@ -436,7 +436,7 @@ def test_lost_duplicated_and_reordered_events_change_nothing(
     """
     from airflow_provider_streamsem import MicroBatchOperator
     from airflow_provider_streamsem.spark import engine as spark
-    from tests.operators.test_airflow import context
+    from tests.operators.task_calls import context
 
     rng = random.Random(seed)
     is_dying = [False]

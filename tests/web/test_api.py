@@ -5,24 +5,22 @@ from __future__ import annotations
 import json
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
 
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.maintenance.abort import abort
 from airflow_provider_streamsem.stores.contract import Store
 from airflow_provider_streamsem.stores.memory import open_memory_store
 from airflow_provider_streamsem.testing.stores import CountingStore
-from airflow_provider_streamsem.web import pipelines
 from airflow_provider_streamsem.web.app import openapi
 from airflow_provider_streamsem.web.documents import Task
 from airflow_provider_streamsem.web.pipelines import LoggedPipeline, OpenedLog
-from airflow_provider_streamsem.web.server import app_of
-from tests.external_systems import PublishingFixture
-from tests.pipeline.test_publish import run_with_refused_publish
+from tests.external_systems import PublishingFixture, run_with_refused_publish
 from tests.pipeline_fixture import PipelineFixture
+from tests.web.client import client_of, get
 
 _NAMES = count()
 
@@ -42,19 +40,9 @@ def fixture(tmp_path: Path) -> PublishingFixture:
     return fixture
 
 
-def client_of(*logs: str, shows_records: bool = False) -> TestClient:
-    return TestClient(app_of(logs, shows_records=shows_records))
-
-
 @pytest.fixture
 def client(fixture: PublishingFixture) -> TestClient:
     return client_of(fixture.store.url)
-
-
-def get(client: TestClient, path: str) -> Any:
-    response = client.get(f"/api/pipelines{path}")
-    assert response.status_code == 200, response.text
-    return response.json()
 
 
 def test_pipelines_show_their_guarantee_and_their_newest_versions(client: TestClient) -> None:
@@ -217,7 +205,8 @@ def test_log_that_replaced_another_one_is_shown_only_to_the_dags_that_planned_it
     second = PipelineFixture(tmp_path / "second", store=store)
     second.arrive(1)
     second.run('airflow:["second","load","run",-1]')
-    monkeypatch.setattr(pipelines, "_EXPIRES_MS", -1)
+    later_ms = SYSTEM_CLOCK.now_ms() + 301_000
+    monkeypatch.setattr(SYSTEM_CLOCK, "now_ms", lambda: later_ms)
     with pytest.raises(InvalidError, match="not those of this DAG"):
         pipeline.checked()
 

@@ -20,9 +20,9 @@ from airflow_provider_streamsem.stores.memory import open_memory_store
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import CountingStore
 from airflow_provider_streamsem.web import pipelines
-from tests.pipeline.test_compact import compacted, prepared
+from tests.pipeline.compactions import compacted, prepared
 from tests.pipeline_fixture import PipelineFixture
-from tests.web.test_api import client_of, get
+from tests.web.client import client_of, get
 
 _NAMES = count()
 

@@ -3,15 +3,10 @@
 from __future__ import annotations
 
 import json
-import re
 import signal
 import socket
-import subprocess
-import sys
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -19,22 +14,7 @@ import pytest
 from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.stores.contract import open_store
 from tests.pipeline_fixture import PipelineFixture
-
-COMMAND = [sys.executable, "-m", "airflow_provider_streamsem.cli.main", "ui"]
-
-
-@contextmanager
-def serving(*arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Run ``streamsem ui``, and yield the URL of the page and the process."""
-    process = subprocess.Popen([*COMMAND, *arguments], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-    assert process.stderr is not None
-    try:
-        found = re.match(r"(http://127\.0\.0\.1:\d+/)", line := process.stderr.readline())
-        assert found, line
-        yield found[1], process
-    finally:
-        process.kill()
-        process.communicate()
+from tests.web.server_process import serving
 
 
 def fetched(url: str, **headers: str) -> tuple[int, str]:

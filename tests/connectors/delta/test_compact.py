@@ -34,9 +34,10 @@ from airflow_provider_streamsem.pipeline.run.review import stage_reprocessing
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import Crash
-from tests.architecture.test_pages import blocks
+from tests.code_blocks import blocks
 from tests.connectors.batches import UUID, before, outcome_of, resolve_schema, schema_of, staged
 from tests.connectors.delta.delta_fixture import DeltaFixture
+from tests.pipeline_fixture import die
 
 TARGET = 65_536
 DELTA_PAGE = Path(__file__).parents[3] / "docs" / "connectors" / "delta-sink.md"
@@ -81,10 +82,6 @@ def during_compaction(monkeypatch: pytest.MonkeyPatch, act: Callable[[], object]
         return result
 
     monkeypatch.setattr(DeltaTable, "create_write_transaction", compacting)
-
-
-def dies() -> None:
-    raise Crash
 
 
 def test_rows_stay_equal_in_fewer_files_and_the_log_gets_no_version(fixture: DeltaFixture) -> None:
@@ -226,7 +223,7 @@ def test_failed_request_of_the_store_is_retryable(fixture: DeltaFixture, monkeyp
 def test_killed_compaction_leaves_the_table_readable_and_the_next_batch_is_published(
     fixture: DeltaFixture, monkeypatch: pytest.MonkeyPatch, after: bool
 ) -> None:
-    during_compaction(monkeypatch, dies, after=after)
+    during_compaction(monkeypatch, die, after=after)
     with pytest.raises(Crash):
         compacted(fixture)
     assert fixture.rows() == fixture.expected

@@ -16,7 +16,7 @@ from airflow_provider_streamsem import DeltaTable
 from airflow_provider_streamsem.connectors import lookup as lookups
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, SourceChangedError
 from airflow_provider_streamsem.testing.conformance import LookupContract, LookupFixture
-from tests.connectors.delta.test_source import VECTOR_NAME, append, create_table, with_deletion_vector
+from tests.connectors.delta.tables import VECTOR_NAME, append, create_table, with_deletion_vector
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -253,11 +253,10 @@ def test_reprocessing_into_a_table_that_became_append_only_fails_and_names_strea
 
 
 def test_table_errors_are_permanent_and_store_errors_are_retried(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, short_waits: None
 ) -> None:
     from deltalake.exceptions import CommitFailedError, DeltaError
 
-    monkeypatch.setattr("airflow_provider_streamsem.connectors.staged_parquet.transactions._LONGEST_WAIT_S", 0.0)
     sink = DeltaSink(str(tmp_path / "table"))
     publish(sink, staged(sink, pyarrow.table({"id": [0]}), schema=schema_of(id="long")))
     batch = staged(sink, pyarrow.table({"id": [1]}), 1, schema=schema_of(id="long"))

@@ -131,14 +131,13 @@ def test_staged_files_that_were_deleted_or_truncated_are_not_added_to_the_table(
 
 
 def test_outcome_is_unknown_if_the_table_never_replies_and_the_next_run_recovers(
-    fixture: DeltaFixture, watch_delta_writes: Any
+    fixture: DeltaFixture, short_waits: None
 ) -> None:
     def fail(name: str) -> None:
         raise OSError("no route")
 
     fixture.run("first")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("airflow_provider_streamsem.connectors.staged_parquet.transactions._LONGEST_WAIT_S", 0.0)
         patch.setattr(DeltaTable, "create_write_transaction", step_by_step("x", lambda *a, **k: None, fail))
         with pytest.raises(UnavailableError, match="whether the batch is in it is unknown"):
             fixture.run("second")

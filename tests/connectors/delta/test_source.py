@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import os
 import shutil
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -32,10 +31,12 @@ from airflow_provider_streamsem.errors import (
     SourceChangedError,
     UnavailableError,
 )
-from airflow_provider_streamsem.protocol.codec import canonical, plain
+from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.conformance import SourceContract, SystemFixture
+from tests.connectors.delta.tables import added, append, commit, create_table, definition, field, with_deletion_vector
+from tests.connectors.table_files.progress import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -66,89 +67,8 @@ class TestDeltaSource(SourceContract):
         return Table(tmp_path / "table")
 
 
-class Progress:
-    """Plans slices of a source with a new planner for each, as runs in new processes do."""
-
-    def __init__(self, source: DeltaSource, **limits: int) -> None:
-        self.source, self.limits = source, Limits(**limits)
-        self.offsets: dict[str, int] = dict(source.initial_offsets())
-        self.hint: Any = None
-
-    def next(self, *, on_data_loss: str = "fail") -> SourceSlice | None:
-        """Plan one slice and advance to its end."""
-        planner = self.source.open(CommitLog(MemoryStore()), self.hint)
-        planned = planner.slice(
-            self.offsets, planner.poll(self.hint), self.limits, self.hint, on_data_loss=on_data_loss
-        )
-        if planned is not None:
-            self.offsets |= {name: end for name, (_, end) in planned.ranges.items()}
-            self.hint = self.source.next_hint(planned.hint, self.stored(planned), {})
-        return planned
-
-    def all(self) -> list[SourceSlice]:
-        """Plan slices until nothing is unread."""
-        return [*iter(self.next, None)]
-
-    def stored(self, planned: SourceSlice) -> Sequence[Any]:
-        """Return pins as a later process decodes them."""
-        return self.source.read_pins(json.loads(canonical(plain([*planned.pins]))))
-
-    def rows(self, spark: SparkSession, planned: SourceSlice) -> list[dict[str, Any]]:
-        """Read a slice with Spark, and check its number of rows."""
-        loaded = self.source.load(spark, self.stored(planned))
-        rows = [row.asDict(recursive=True) for row in loaded.frame.collect()]
-        loaded.check_read(len(rows))  # type: ignore[attr-defined]
-        return rows
-
-
 def files_of(slices: Iterable[SourceSlice]) -> list[str]:
     return [pin.key for planned in slices for pin in planned.pins if isinstance(pin, FilePin)]
-
-
-def append(path: Path, *ids: int, **columns: list[Any]) -> None:
-    rows = pyarrow.table({"id": pyarrow.array(ids, pyarrow.int64()), **columns})
-    write_deltalake(str(path), rows, mode="append", schema_mode="merge")
-
-
-def create_table(path: Path, versions: int = 1, **properties: str) -> Path:
-    """Create a table whose version ``n`` appends the row ``n``."""
-    write_deltalake(str(path), pyarrow.table({"id": [0]}), configuration=properties)
-    for n in range(1, versions):
-        append(path, n)
-    return path
-
-
-def commit(path: Path, version: int, *actions: dict[str, Any]) -> None:
-    """Write an entry of the table's log as another writer does."""
-    (path / "_delta_log").mkdir(parents=True, exist_ok=True)
-    lines = [json.dumps({"commitInfo": {"operation": "WRITE"}}), *map(json.dumps, actions)]
-    (path / "_delta_log" / f"{version:020d}.json").write_text("\n".join(lines))
-
-
-def definition(fields: list[dict[str, Any]], *, features: Sequence[str] = (), **metadata: Any) -> list[dict[str, Any]]:
-    """Return the actions that define a table with these reader features."""
-    schema = json.dumps({"type": "struct", "fields": fields})
-    metadata_of_table = {
-        "id": "t",
-        "format": {"provider": "parquet", "options": {}},
-        "partitionColumns": [],
-        "configuration": {},
-    }
-    protocol: dict[str, Any] = {"minReaderVersion": 3, "minWriterVersion": 7, "readerFeatures": [*features], "writerFeatures": [*features]}  # fmt: skip
-    return [{"protocol": protocol}, {"metaData": {**metadata_of_table, "schemaString": schema, **metadata}}]
-
-
-def added(table: Path, name: str, rows: dict[str, Any], **more: Any) -> dict[str, Any]:
-    """Write a data file, and return the action that adds it."""
-    table.mkdir(parents=True, exist_ok=True)
-    pyarrow.parquet.write_table(pyarrow.table(rows), table / name)
-    stats = json.dumps({"numRecords": len(next(iter(rows.values())))})
-    size = (table / name).stat().st_size
-    return {"add": {"path": name, "size": size, "partitionValues": {}, "modificationTime": 1, "dataChange": True, "stats": stats, **more}}  # fmt: skip
-
-
-def field(name: str, type: str = "long", **metadata: Any) -> dict[str, Any]:
-    return {"name": name, "type": type, "nullable": True, "metadata": metadata}
 
 
 @pytest.mark.parametrize("limit", [1, 2, 3, 5, 100])
@@ -367,23 +287,6 @@ def test_renamed_columns_are_read_by_their_physical_names(tmp_path: Path, spark:
     before, after = versions.all()
     assert versions.rows(spark, before) == [{"id": 0, "p": "p0", "n": {"a": 0}}]
     assert versions.rows(spark, after) == [{"`i d`": 2, "q": "p2", "n": {"b": 2}}]
-
-
-# The deletion vector of row 3, as Spark's Delta writes it.
-VECTOR = {"storageType": "u", "pathOrInlineDv": "4)2^e+7Az#JM/u%{cr-=", "offset": 1, "sizeInBytes": 34, "cardinality": 1}  # fmt: skip
-VECTOR_NAME = "deletion_vector_0f3a8fdf-ca83-4d63-8dcc-c532f64074eb.bin"
-VECTOR_BYTES = base64.b64decode("AQAAACLR0zlkAQAAAAAAAAAAAAAAOjAAAAEAAAAAAAAAEAAAAAMA3Ivndg==")
-
-
-def with_deletion_vector(table: Path, **properties: str) -> None:
-    features = ["deletionVectors"]
-    first = added(table, "f 0.parquet", {"id": [0, 1, 2, 3, 4]})
-    first["add"]["path"] = "f%200.parquet"
-    commit(table, 0, *definition([field("id")], features=features, configuration=properties), first)
-    removed = {"path": "f%200.parquet", "dataChange": True, "size": first["add"]["size"], "partitionValues": {}}
-    commit(table, 1, {"remove": removed}, {"add": {**first["add"], "deletionVector": VECTOR}})
-    commit(table, 2, added(table, "g.parquet", {"id": [5, 6, 7, 8]}))
-    (table / VECTOR_NAME).write_bytes(VECTOR_BYTES)
 
 
 def test_rows_that_a_deletion_vector_removes_are_not_in_the_snapshot(tmp_path: Path, spark: SparkSession) -> None:

@@ -21,8 +21,7 @@ SCHEMA = schema_of(id="long")
 
 
 @pytest.fixture
-def sink(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> DeltaSink:
-    monkeypatch.setattr(delta_table, "_cache", {})
+def sink(tmp_path: Path) -> DeltaSink:
     return DeltaSink(str(tmp_path / "table"))
 
 
@@ -115,12 +114,11 @@ def test_own_entry_replaced_by_another_writer_is_not_a_marker(sink: DeltaSink) -
     assert rows(sink) == Counter([-1, 0, 1])
 
 
-def test_changed_credentials_open_the_table_again(sink: DeltaSink, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_table_opened_with_other_credentials_is_not_used_again(sink: DeltaSink) -> None:
     publish(sink, batch(sink, 0))
-    opened = count_calls(monkeypatch, "__init__")
-    monkeypatch.setattr(delta_table, "_store_options", lambda path: {"aws_region": "elsewhere"})
-    assert delta_table.open_newest(sink.path) is not None
-    assert len(opened) == 1
+    table = delta_table.open_existing(sink.path)
+    assert table.is_current({})
+    assert not table.is_current({"aws_region": "elsewhere"})
 
 
 def test_table_is_not_cached_after_a_failed_commit(sink: DeltaSink, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,14 +150,14 @@ def test_table_on_disk_resolves_no_credentials(sink: DeltaSink, monkeypatch: pyt
 
 
 def test_only_a_few_tables_are_cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delta_table, "_cache", {})
     sinks = [DeltaSink(str(tmp_path / f"table-{n}")) for n in range(10)]
     for sink in sinks:
         publish(sink, batch(sink, 0))
-    assert len(delta_table._cache) == delta_table._MAX_CACHED
-    for sink in sinks:
+    opened = count_calls(monkeypatch, "__init__")
+    for sink in reversed(sinks):
         publish(sink, batch(sink, 1))
-        assert rows(sink) == Counter([0, 1])
+    assert len(opened) == 2, "the eight newest tables are in the cache"
+    assert all(rows(sink) == Counter([0, 1]) for sink in sinks)
 
 
 @pytest.mark.parametrize(

@@ -52,13 +52,13 @@ def test_task_with_many_bad_texts_lets_the_second_pass_parse_every_text(spark: S
     assert len(candidates(spark, texts, partitions=partitions, most=10)) == len(texts)
 
 
+@pytest.mark.parametrize(("checksums", "parsed_texts"), [(10_000, 0), (10_001, 1)])
 def test_many_bad_texts_let_the_second_pass_parse_every_text(
-    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession, checksums: int, parsed_texts: int
 ) -> None:
-    texts = [f"{{{n}" for n in range(20)] + ['{"id": 1}']
-    assert len(candidates(spark, texts)) == 20
-    monkeypatch.setattr(parsed, "_MANY_CHECKSUMS", 19)
-    assert len(candidates(spark, texts)) == len(texts)
+    frame = spark.createDataFrame([('{"id": 1}',)], "text string")
+    of_others = " ".join(str(number) for number in range(checksums))
+    assert parsed.among_bad(frame, "text", of_others).count() == parsed_texts
 
 
 def test_task_returns_no_more_checksums_than_it_may() -> None:

@@ -19,7 +19,6 @@ from pyiceberg.table.snapshots import Operation
 
 from airflow_provider_streamsem import IcebergSource, Limits, Pipeline, compact, rollback
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.iceberg import compact as iceberg_compact
 from airflow_provider_streamsem.connectors.iceberg import files as iceberg_files
 from airflow_provider_streamsem.connectors.iceberg import rewrite as iceberg_rewrite
 from airflow_provider_streamsem.connectors.sink import TableRewrite
@@ -42,8 +41,7 @@ TARGET = 65_536
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(iceberg_compact, "_FIRST_WAIT_S", 0.001)
+def _quick(short_waits: None) -> Iterator[None]:
     yield
     Steps.hook = None
 

@@ -13,7 +13,7 @@ from airflow_provider_streamsem import IcebergTable
 from airflow_provider_streamsem.connectors import lookup as lookups
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, SourceChangedError
 from airflow_provider_streamsem.testing.conformance import LookupContract, LookupFixture
-from tests.connectors.iceberg.test_source import Tables
+from tests.connectors.iceberg.tables import Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -17,7 +17,6 @@ import pytest
 
 from airflow_provider_streamsem.connectors.iceberg import files as iceberg_files
 from airflow_provider_streamsem.connectors.iceberg.sink import IcebergSink
-from airflow_provider_streamsem.connectors.staged_parquet import transactions
 from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError, PublishError, StreamsemError
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.protocol.entries import DataFile
@@ -30,8 +29,7 @@ COLUMNS = [("id", "long"), ("v", "long")]
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(transactions, "_LONGEST_WAIT_S", 0.05)
+def _quick(short_waits: None) -> Iterator[None]:
     yield
     Steps.hook = None
 

@@ -19,7 +19,6 @@ from sqlalchemy.exc import OperationalError
 
 from airflow_provider_streamsem import FilesSink, rollback
 from airflow_provider_streamsem.connectors.iceberg import sink as iceberg
-from airflow_provider_streamsem.connectors.staged_parquet import transactions
 from airflow_provider_streamsem.errors import DataError, InvalidError, MarkerLostError, PublishError, UnavailableError
 from airflow_provider_streamsem.pipeline.versions.publish import skip
 from tests.connectors import batches
@@ -29,8 +28,7 @@ from tests.pipeline_fixture import PipelineFixture
 
 
 @pytest.fixture(autouse=True)
-def _quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    monkeypatch.setattr(transactions, "_LONGEST_WAIT_S", 0.05)
+def _quick(short_waits: None) -> Iterator[None]:
     yield
     Steps.hook = None
 
@@ -223,8 +221,7 @@ def test_reprocessing_of_rows_that_others_deleted_is_refused_before_the_plan(tmp
     assert lake.rows() == list(range(1, 12))
 
 
-def test_table_errors_are_permanent_and_catalog_errors_are_retried(tmp_path: Path, monkeypatch: Any) -> None:
-    monkeypatch.setattr(transactions, "_LONGEST_WAIT_S", 0.0)
+def test_table_errors_are_permanent_and_catalog_errors_are_retried(tmp_path: Path) -> None:
     lake = Lake(tmp_path)
     lake.publish(lake.batch(0, [0]))
     batch = lake.batch(1, [1])

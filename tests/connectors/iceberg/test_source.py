@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from datetime import date, datetime, timezone
 from decimal import Decimal
 from pathlib import Path
@@ -25,7 +25,6 @@ from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import LongType, NestedField, StringType, TimeType, UUIDType
 
 from airflow_provider_streamsem import Limits
-from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.iceberg.pins import FilePin
 from airflow_provider_streamsem.connectors.iceberg.source import IcebergSource
 from airflow_provider_streamsem.connectors.source import SourceSlice
@@ -36,47 +35,13 @@ from airflow_provider_streamsem.errors import (
     RecordsMissingError,
     SourceChangedError,
 )
-from airflow_provider_streamsem.protocol.codec import canonical, plain
-from airflow_provider_streamsem.stores.memory import MemoryStore
+from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.testing.conformance import SourceContract, SystemFixture
+from tests.connectors.iceberg.tables import ID, Tables
+from tests.connectors.table_files.progress import Progress
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
-
-ID = NestedField(1, "id", LongType(), required=False)
-
-
-class Tables:
-    """A SQL catalog with the table ``lake.rows``, whose files are in ``root/table``."""
-
-    def __init__(self, root: Path, schema: Schema | None = None, **arguments: Any) -> None:
-        root.mkdir(parents=True, exist_ok=True)
-        self.root, self.path = root, root / "table"
-        self.properties = {"type": "sql", "uri": f"sqlite:///{root}/catalog.db"}
-        self.catalog = SqlCatalog("default", **self.properties)
-        self.catalog.create_namespace_if_not_exists("lake")
-        self.table = self.catalog.create_table(
-            "lake.rows", schema or Schema(ID), location=f"file://{self.path}", **arguments
-        )
-
-    def source(self, **arguments: Any) -> IcebergSource:
-        return IcebergSource(path=str(self.path), table="lake.rows", properties=self.properties, **arguments)
-
-    def append(self, *ids: int, branch: str = "main", **columns: list[Any]) -> int:
-        """Append rows with these ids, and return the id of the snapshot."""
-        rows = pyarrow.table({"id": pyarrow.array(ids, pyarrow.int64()), **columns})
-        table = self.loaded()
-        table.append(rows, branch=branch)
-        snapshot = table.snapshot_by_name(branch)
-        assert snapshot is not None
-        return snapshot.snapshot_id
-
-    def loaded(self) -> Table:
-        return self.catalog.load_table("lake.rows")
-
-    def files(self) -> list[str]:
-        """Return the keys of the files of the current snapshot."""
-        return [task.file.file_path.removeprefix(f"file://{self.path}/") for task in self.loaded().scan().plan_files()]
 
 
 class Appended(SystemFixture):
@@ -108,38 +73,11 @@ class TestIcebergSource(SourceContract):
         return Appended(tmp_path / "lake")
 
 
-class Progress:
-    """Plans slices of a source with a new planner for each, as runs in new processes do."""
-
-    def __init__(self, source: IcebergSource, **limits: int) -> None:
-        self.source, self.limits = source, Limits(**limits)
-        self.offsets: dict[str, int] = dict(source.initial_offsets())
-        self.hint: Any = None
-
-    def next(self, *, on_data_loss: str = "fail") -> SourceSlice | None:
-        """Plan one slice and advance to its end."""
-        planner = self.source.open(CommitLog(MemoryStore()), self.hint)
-        planned = planner.slice(
-            self.offsets, planner.poll(self.hint), self.limits, self.hint, on_data_loss=on_data_loss
-        )
-        if planned is not None:
-            self.offsets |= {name: end for name, (_, end) in planned.ranges.items()}
-            self.hint = self.source.next_hint(planned.hint, self.stored(planned), {})
-        return planned
-
-    def all(self) -> list[SourceSlice]:
-        """Plan slices until nothing is unread."""
-        return [*iter(self.next, None)]
-
-    def stored(self, planned: SourceSlice) -> Sequence[Any]:
-        """Return pins as a later process decodes them."""
-        return self.source.read_pins(json.loads(canonical(plain([*planned.pins]))))
+class CountedProgress(Progress):
+    """Checks that the plan has the number of rows, and sorts the rows by id."""
 
     def rows(self, spark: SparkSession, planned: SourceSlice) -> list[dict[str, Any]]:
-        """Read a slice with Spark, and check its number of rows."""
-        loaded = self.source.load(spark, self.stored(planned))
-        rows = [row.asDict(recursive=True) for row in loaded.frame.collect()]
-        loaded.check_read(len(rows))  # type: ignore[attr-defined]
+        rows = super().rows(spark, planned)
         assert planned.rows == len(rows)
         return sorted(rows, key=lambda row: str(row.get("id")))
 
@@ -159,7 +97,7 @@ def create_table(root: Path, snapshots: int, **arguments: Any) -> Tables:
 @pytest.mark.parametrize("limit", [1, 2, 3, 100])
 def test_runs_in_new_processes_plan_each_file_once_at_every_limit(tmp_path: Path, limit: int) -> None:
     tables = create_table(tmp_path, 3)
-    progress = Progress(tables.source(), max_files=limit)
+    progress = CountedProgress(tables.source(), max_files=limit)
     first = progress.next()
     assert first is not None
     for n in (3, 4):
@@ -174,12 +112,12 @@ def test_runs_in_new_processes_plan_each_file_once_at_every_limit(tmp_path: Path
 def test_batch_ends_exactly_at_its_limit(tmp_path: Path, limit: str) -> None:
     tables = Tables(tmp_path)
     beginning = tables.source(starting="latest")
-    whole = Progress(beginning)
+    whole = CountedProgress(beginning)
     for n in range(4):
         tables.append(n)
     size = next(iter(tables.loaded().scan().plan_files())).file.file_size_in_bytes
     maximum = {"max_files": 2, "max_bytes": 2 * size, "max_rows": 2}[limit]
-    for progress in (Progress(tables.source()), whole):
+    for progress in (CountedProgress(tables.source()), whole):
         progress.limits = Limits(**{limit: maximum})
         assert [len(files_of([planned])) for planned in progress.all()] == [2, 2]
 
@@ -200,8 +138,8 @@ def test_snapshot_that_changes_rows_is_refused_by_name_or_skipped(tmp_path: Path
     schema = Schema(ID, NestedField(2, "p", StringType(), required=False))
     tables = Tables(tmp_path, schema)
     tables.loaded().append(pyarrow.table({"id": [1, 2], "p": ["a", "b"]}))
-    refusing = Progress(tables.source(starting="latest"))
-    skipping = Progress(tables.source(starting="latest", changes="skip"))
+    refusing = CountedProgress(tables.source(starting="latest"))
+    skipping = CountedProgress(tables.source(starting="latest", changes="skip"))
     tables.append(3, p=["c"])
     before = tables.files()
     CHANGING[operation](tables.loaded())
@@ -224,7 +162,7 @@ def test_snapshot_that_changes_rows_is_refused_by_name_or_skipped(tmp_path: Path
 
 def test_compaction_adds_no_file(tmp_path: Path) -> None:
     tables = create_table(tmp_path, 2)
-    progress = Progress(tables.source(starting="latest"))
+    progress = CountedProgress(tables.source(starting="latest"))
     table = tables.loaded()
     with table.transaction() as transaction, transaction.update_snapshot().overwrite() as rewrite:
         files = [task.file for task in table.scan().plan_files()]
@@ -242,7 +180,7 @@ def test_compaction_adds_no_file(tmp_path: Path) -> None:
 
 def test_recreated_table_is_refused_before_and_after_a_plan(tmp_path: Path) -> None:
     tables = create_table(tmp_path, 2)
-    progress = Progress(tables.source(), max_files=1)
+    progress = CountedProgress(tables.source(), max_files=1)
     planned = progress.next()
     assert planned is not None
     tables.catalog.drop_table("lake.rows")
@@ -259,7 +197,7 @@ def test_recreated_table_is_refused_before_and_after_a_plan(tmp_path: Path) -> N
 def test_branch_that_was_rolled_back_is_refused_even_if_it_has_grown_again(tmp_path: Path) -> None:
     tables = create_table(tmp_path, 2)
     older = tables.loaded().snapshots()[0].snapshot_id
-    progress = Progress(tables.source())
+    progress = CountedProgress(tables.source())
     assert len(progress.all()) == 1
     tables.append(2)
     assert progress.next() is not None
@@ -275,7 +213,7 @@ def test_branch_that_was_rolled_back_is_refused_even_if_it_has_grown_again(tmp_p
 def test_metadata_from_an_older_copy_is_refused_even_if_it_has_grown_again(tmp_path: Path) -> None:
     tables = create_table(tmp_path, 2)
     older = tables.loaded().metadata_location
-    progress = Progress(tables.source())
+    progress = CountedProgress(tables.source())
     tables.append(2)
     assert progress.all()
     tables.catalog.drop_table("lake.rows")
@@ -297,7 +235,7 @@ def expire(tables: Tables, *numbers: int) -> None:
 
 def test_snapshots_that_were_read_may_expire(tmp_path: Path) -> None:
     tables = create_table(tmp_path, 2)
-    progress = Progress(tables.source())
+    progress = CountedProgress(tables.source())
     assert progress.all()
     tables.append(2)
     expire(tables, 0, 1)
@@ -307,7 +245,7 @@ def test_snapshots_that_were_read_may_expire(tmp_path: Path) -> None:
 
 def test_unread_snapshots_that_expired_fail_the_run_or_become_a_gap(tmp_path: Path) -> None:
     tables = create_table(tmp_path, 1)
-    progress = Progress(tables.source(starting="latest"))
+    progress = CountedProgress(tables.source(starting="latest"))
     for n in (1, 2, 3):
         tables.append(n)
     expire(tables, 0, 1, 2)
@@ -322,7 +260,7 @@ def test_unread_snapshots_that_expired_fail_the_run_or_become_a_gap(tmp_path: Pa
 
 def test_initial_snapshot_that_expires_before_it_was_read_is_refused(tmp_path: Path) -> None:
     tables = create_table(tmp_path, 2)
-    progress = Progress(tables.source(), max_files=1)
+    progress = CountedProgress(tables.source(), max_files=1)
     assert progress.next() is not None
     tables.append(2)
     expire(tables, 0, 1)
@@ -332,13 +270,13 @@ def test_initial_snapshot_that_expires_before_it_was_read_is_refused(tmp_path: P
 
 def test_missing_file_fails_the_run_or_its_snapshot_becomes_a_gap(tmp_path: Path) -> None:
     tables = Tables(tmp_path)
-    progress = Progress(tables.source())
+    progress = CountedProgress(tables.source())
     snapshots = []
     for n in range(4):
         known = {*tables.files()} if n else set()
         tables.append(n)
         snapshots += [*({*tables.files()} - known)]
-    initial = Progress(tables.source())
+    initial = CountedProgress(tables.source())
     whole = initial.next()
     assert whole is not None
     (tables.path / snapshots[1]).unlink()
@@ -358,7 +296,7 @@ def test_columns_are_found_by_field_id_after_renames_drops_and_promotions(tmp_pa
     struct = pyarrow.struct([("a", pyarrow.int64()), ("b", pyarrow.string())])
     with tables.loaded().update_schema() as update:
         update.union_by_name(pyarrow.schema([("n", pyarrow.int32()), ("s", struct), ("l", pyarrow.list_(struct))]))
-    progress = Progress(tables.source())
+    progress = CountedProgress(tables.source())
     inner = {"a": 1, "b": "x"}
 
     def rows(n: str, s: str) -> pyarrow.Table:
@@ -384,7 +322,7 @@ def test_columns_are_found_by_field_id_after_renames_drops_and_promotions(tmp_pa
     assert progress.rows(spark, before) == [{"id": 1, "n": 7, "s": inner, "l": [inner]}]
     empty = {"extra": None, "id": 2, "s2": None, "n": None, "l": None}
     assert progress.rows(spark, after) == [empty]
-    snapshot = Progress(tables.source())
+    snapshot = CountedProgress(tables.source())
     (whole,) = snapshot.all()
     renamed = {"extra": None, "id": 1, "s2": 7, "n": {"z": 1, "b": "x"}, "l": [{**inner, "c": None}]}
     assert snapshot.rows(spark, whole) == [renamed, empty]
@@ -403,7 +341,7 @@ def test_swapped_names_are_read_by_their_ids_though_the_files_look_alike(tmp_pat
     with tables.loaded().update_schema() as update:
         update.move_before("a", "b")
     tables.loaded().append(pyarrow.table({"id": [2], "a": [20], "b": [10]}))
-    progress = Progress(tables.source())
+    progress = CountedProgress(tables.source())
     (whole,) = progress.all()
     assert progress.rows(spark, whole) == [{"id": 1, "a": 20, "b": 10}, {"id": 2, "a": 20, "b": 10}]
 
@@ -421,19 +359,19 @@ def test_files_without_field_ids_are_read_by_the_name_mapping(tmp_path: Path, sp
     with tables.loaded().update_schema() as update:
         update.rename_column("p", "q")
     tables.append(2, q=["y"])
-    progress = Progress(tables.source())
+    progress = CountedProgress(tables.source())
     (whole,) = progress.all()
     assert progress.rows(spark, whole) == [{"id": 1, "q": "x"}, {"id": 2, "q": "y"}]
     with tables.loaded().transaction() as transaction:
         transaction.remove_properties("schema.name-mapping.default")
-    unmapped = Progress(tables.source())
+    unmapped = CountedProgress(tables.source())
     (whole,) = unmapped.all()
     with pytest.raises(DataError, match="name mapping"):
         unmapped.source.load(spark, unmapped.stored(whole))
     both = NameMapping.model_validate([{"field-id": 1, "names": ["id", "p"]}])
     with tables.loaded().transaction() as transaction:
         transaction.set_properties({"schema.name-mapping.default": both.model_dump_json()})
-    ambiguous = Progress(tables.source())
+    ambiguous = CountedProgress(tables.source())
     (whole,) = ambiguous.all()
     with pytest.raises(DataError, match="several columns"):
         ambiguous.source.load(spark, ambiguous.stored(whole))
@@ -455,7 +393,7 @@ def test_partitioned_rows_with_unusual_values_are_those_of_the_table(tmp_path: P
     with tables.loaded().update_spec() as update:
         update.add_identity("p")
         update.add_identity("day")
-    progress = Progress(tables.source())
+    progress = CountedProgress(tables.source())
     tables.loaded().append(pyarrow.Table.from_pylist(rows, kinds))
     (planned,) = progress.all()
     read = progress.rows(spark, planned)
@@ -471,7 +409,7 @@ def test_file_without_its_partition_column_is_refused_by_name(tmp_path: Path, sp
     (file,) = tables.files()
     rows = pyarrow.parquet.read_table(tables.path / file)
     pyarrow.parquet.write_table(rows.drop_columns(["p"]), tables.path / file)
-    progress = Progress(tables.source())
+    progress = CountedProgress(tables.source())
     planned = progress.stored(progress.next(on_data_loss="record_gap") or pytest.fail("nothing"))
     assert planned[1:] == ()  # the file has another size than the metadata says
     size = (tables.path / file).stat().st_size
@@ -488,8 +426,8 @@ def test_only_the_configured_branch_is_read(tmp_path: Path) -> None:
     tables.loaded().manage_snapshots().create_branch(newest, "audit").create_tag(newest, "first").commit()
     with pytest.raises(SourceChangedError, match="no branch"):
         tables.source(branch="first").initial_offsets()
-    main = Progress(tables.source(starting="latest"))
-    audit = Progress(tables.source(starting="tag:first", branch="audit"))
+    main = CountedProgress(tables.source(starting="latest"))
+    audit = CountedProgress(tables.source(starting="tag:first", branch="audit"))
     both = [tables.append(n, branch=branch) for n, branch in enumerate(("main", "audit", "audit", "main"), 1)]
     for progress in (main, audit):
         (planned,) = progress.all()
@@ -497,7 +435,7 @@ def test_only_the_configured_branch_is_read(tmp_path: Path) -> None:
         assert progress.next() is None
     tables.append(9, branch="audit")
     assert [planned.rows for planned in audit.all()] == [1]
-    assert [planned.rows for planned in Progress(tables.source(starting=both[0])).all()] == [1]
+    assert [planned.rows for planned in CountedProgress(tables.source(starting=both[0])).all()] == [1]
     with pytest.raises(InvalidError, match="does not have"):
         tables.source(starting=both[1]).initial_offsets()
     with pytest.raises(InvalidError, match="does not have"):
@@ -531,7 +469,7 @@ def test_delete_files_of_the_initial_snapshot_are_refused_by_name(
 
 def test_files_of_concurrent_writers_are_each_planned_once(tmp_path: Path) -> None:
     tables = create_table(tmp_path, 1)
-    progress = Progress(tables.source(), max_files=3)
+    progress = CountedProgress(tables.source(), max_files=3)
 
     def write(first: int) -> None:
         mine = SqlCatalog("default", **tables.properties)
@@ -591,7 +529,7 @@ def test_argument_that_is_not_valid_is_refused(arguments: dict[str, Any]) -> Non
 
 @pytest.mark.parametrize("key", ["../f", "/f", "a//b", "a/../../f", ""])
 def test_pin_of_a_file_outside_the_location_is_refused(tmp_path: Path, key: str) -> None:
-    progress = Progress(create_table(tmp_path, 1).source())
+    progress = CountedProgress(create_table(tmp_path, 1).source())
     planned = progress.next()
     assert planned is not None
     table, file = plain([*planned.pins])  # type: ignore[misc]

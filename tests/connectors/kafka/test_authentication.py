@@ -23,7 +23,7 @@ from airflow_provider_streamsem.connectors.kafka.authentication import _jaas
 from airflow_provider_streamsem.connectors.kafka.client import settings_of
 from airflow_provider_streamsem.connectors.kafka.cluster import KafkaCluster, java_settings
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
-from tests.connectors.kafka.test_source import connection_with
+from tests.connectors.kafka.connections import connection_with
 from tests.integration.parts import certificates
 
 OAUTH: dict[str, object] = {

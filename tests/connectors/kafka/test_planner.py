@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from airflow_provider_streamsem import KafkaSource, Limits
-from airflow_provider_streamsem.connectors.kafka import source as kafka
 from airflow_provider_streamsem.connectors.kafka.cluster import End, Partition
 from airflow_provider_streamsem.connectors.kafka.pins import RangePin
 from airflow_provider_streamsem.connectors.kafka.source import KafkaPlanner
 from airflow_provider_streamsem.connectors.source import SourceEnd, SourceSlice
 from airflow_provider_streamsem.errors import SourceChangedError
 from airflow_provider_streamsem.protocol.codec import plain
+
+pytestmark = pytest.mark.usefixtures("short_waits")
 
 
 class Cluster:
@@ -46,11 +47,6 @@ class Cluster:
     def was_truncated(self, partition: Partition, offset: int, epoch: int) -> bool:
         self.epoch_requests.append(partition.name)
         return partition.name in self.truncated
-
-
-@pytest.fixture(autouse=True)
-def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kafka, "_BEFORE_A_GAP_S", (0.0, 0.0))
 
 
 def slice_of(

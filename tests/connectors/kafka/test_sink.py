@@ -6,11 +6,13 @@ import json
 from pathlib import Path
 from typing import Any
 
+import confluent_kafka
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
 from airflow_provider_streamsem import guarantee
+from airflow_provider_streamsem.connectors.kafka import sink as sink_module
 from airflow_provider_streamsem.connectors.kafka.rows import Measured, check_columns, records
 from airflow_provider_streamsem.connectors.kafka.sink import KafkaSink
 from airflow_provider_streamsem.connectors.sink import SinkCommit
@@ -140,7 +142,9 @@ def test_label_names_read_committed_consumers_and_the_spec_round_trips(tmp_path:
 
 
 @pytest.mark.parametrize("skips", [False, True])
-def test_control_topic_that_cannot_be_checked_gets_no_batch(monkeypatch: pytest.MonkeyPatch, skips: bool) -> None:
+def test_control_topic_that_cannot_be_checked_gets_no_batch(
+    monkeypatch: pytest.MonkeyPatch, short_waits: None, skips: bool
+) -> None:
     """The check may fail in any try. Without it, a batch could be sent although the topic with its marker was deleted."""
     calls: list[str] = []
     failures = [OSError("reset"), StoreRefusedError("denied")]
@@ -155,9 +159,8 @@ def test_control_topic_that_cannot_be_checked_gets_no_batch(monkeypatch: pytest.
         def ensure(self) -> None:
             self.is_missing()
 
-    monkeypatch.setattr(KafkaSink, "_control", lambda self: UnavailableTopic())
-    monkeypatch.setattr(KafkaSink, "_fencing_producer", lambda self, batch: calls.append("fencing"))
-    monkeypatch.setattr(KafkaSink, "first_wait_s", 0.0)
+    monkeypatch.setattr(sink_module, "ControlTopic", lambda *given: UnavailableTopic())
+    monkeypatch.setattr(confluent_kafka, "Producer", lambda settings: calls.append("fencing"))
     file = DataFile(key="data/0/a/x.parquet", bytes=1, rows=1, checksum="sha256:00")
     batch = SinkCommit(
         pipeline_uuid="u", sink="s", version=0, outcome="o", committable=Committable(format="parquet", rows=1, files=(file,)), schema="", root=0

@@ -25,6 +25,7 @@ from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
 from airflow_provider_streamsem.pipeline.spec.pipeline import from_json
 from airflow_provider_streamsem.protocol.entries import Committable
+from tests.connectors.kafka.connections import connection_with
 
 RECORD = json.dumps({"type": "record", "name": "Order", "fields": [{"name": "id", "type": "long"}]})
 GOOD: dict[str, Any] = {"topics": ["orders"], "bootstrap_servers": "h:1"}
@@ -126,12 +127,6 @@ HOSTILE = (
     "interceptor.classes", "metric.reporters", "config.providers", "key.deserializer", "value.serializer", "partitioner.class", "security.providers",
     "kafka.plugin.library.paths", "Plugin.Library.Paths", "error_cb", "oauth_cb", "log_cb", "default.topic.config", "opaque", "socket.x",
 )  # fmt: skip
-
-
-def connection_with(extra: dict[str, object]) -> Any:
-    """Resolve every connection id to a connection with this extra."""
-    full_extra = {"bootstrap.servers": "127.0.0.1:1", **extra}
-    return use_resolver(lambda conn_id: Connection(conn_id=conn_id, conn_type="kafka", extra=full_extra))
 
 
 @pytest.mark.parametrize("name", HOSTILE)
@@ -287,9 +282,8 @@ class ElectingAdmin:
 
 @pytest.mark.parametrize(("refusals", "succeeds"), [(0, True), (2, True), (9, False)])
 def test_offsets_are_requested_again_while_a_leader_is_elected(
-    monkeypatch: pytest.MonkeyPatch, refusals: int, succeeds: bool
+    short_waits: None, refusals: int, succeeds: bool
 ) -> None:
-    monkeypatch.setattr(kafka_cluster, "_ELECTION_WAITS_S", (0.0, 0.0))
     cluster = kafka_cluster.KafkaCluster({"bootstrap.servers": "k:9092"}, "read_committed")
     cluster._admin = ElectingAdmin(refusals)
     partition = Partition(topic="t", number=0)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import count
+from types import SimpleNamespace
 from typing import Any
 
 import boto3
+import botocore.handlers
 import pytest
-from botocore.exceptions import ClientError
 
 from airflow_provider_streamsem import Avro, Json, KinesisSource, Limits
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
@@ -271,11 +272,12 @@ def test_recreated_stream_fails_the_check_of_a_plan(kinesis: Any, source: Kinesi
 def test_refused_requests_become_one_clear_error(
     source: KinesisSource, code: str, status: int, expected: type[StreamsemError], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(self: Any, operation: str, given: Any) -> Any:
-        response = {"Error": {"Code": code, "Message": "text"}, "ResponseMetadata": {"HTTPStatusCode": status}}
-        raise ClientError(response, operation)  # type: ignore[arg-type]
+    def refuse(**request: Any) -> tuple[Any, dict[str, Any]]:
+        error = {"Code": code, "Message": "text"}
+        return SimpleNamespace(status_code=status), {"Error": error, "ResponseMetadata": {"HTTPStatusCode": status}}
 
-    monkeypatch.setattr("botocore.client.BaseClient._make_api_call", refused)
+    handlers = [*botocore.handlers.BUILTIN_HANDLERS, ("before-call.kinesis", refuse)]
+    monkeypatch.setattr(botocore.handlers, "BUILTIN_HANDLERS", handlers)
     with pytest.raises(expected, match=source.stream) as raised:
         source.initial_offsets()
     assert raised.value.retryable is (expected is UnavailableError)

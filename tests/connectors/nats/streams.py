@@ -100,7 +100,7 @@ class MemoryStream:
 
 
 @pytest.fixture
-def orders(monkeypatch: pytest.MonkeyPatch) -> MemoryStream:
+def orders(monkeypatch: pytest.MonkeyPatch, short_waits: None) -> MemoryStream:
     """Return a stream without messages, to which clients connect."""
     stream = MemoryStream()
 
@@ -110,5 +110,4 @@ def orders(monkeypatch: pytest.MonkeyPatch) -> MemoryStream:
 
     for module in (source, reading):
         monkeypatch.setattr(module, "connected", connected)
-    monkeypatch.setattr(reading, "_WAITS_S", (0.0, 0.0))
     return stream

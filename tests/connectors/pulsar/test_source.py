@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -112,7 +113,15 @@ def test_range_over_several_ledgers_has_one_pin_for_each_ledger_with_entries() -
 def topic(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     """Responses of the admin API: path → document. A missing one is 404."""
     documents: dict[str, Any] = {"persistent/public/default/orders/partitions": {"partitions": 1}}
-    monkeypatch.setattr(PulsarAdmin, "_get", lambda self, path, *fields: documents.get(path))
+
+    def get(url: str, **named: Any) -> Any:
+        document = documents.get(url.partition("/admin/v2/")[2])
+        response = requests.Response()
+        response.status_code = 404 if document is None else 200
+        response.raw = io.BytesIO(json.dumps(document).encode())
+        return response
+
+    monkeypatch.setattr(requests, "get", get)
     return documents
 
 

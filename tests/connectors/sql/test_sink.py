@@ -8,8 +8,7 @@ import re
 import sqlite3
 from collections import Counter
 from collections.abc import Callable
-from contextlib import closing, suppress
-from dataclasses import dataclass
+from contextlib import suppress
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,6 @@ import sqlalchemy as sa
 
 from airflow_provider_streamsem import rollback
 from airflow_provider_streamsem.connectors.sql import database
-from airflow_provider_streamsem.connectors.sql import sink as sink_module
 from airflow_provider_streamsem.connectors.sql.columns import Target
 from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
 from airflow_provider_streamsem.errors import (
@@ -34,10 +32,10 @@ from airflow_provider_streamsem.errors import (
 from airflow_provider_streamsem.pipeline.run.reprocess import reprocess
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline, from_json
 from airflow_provider_streamsem.pipeline.versions.publish import skip
-from airflow_provider_streamsem.protocol.entries import Receipt
+from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Receipt
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.stores import Crash
-from tests.architecture.test_pages import blocks
+from tests.code_blocks import blocks
 from tests.connectors.batches import (
     UUID,
     committed_batch,
@@ -46,13 +44,10 @@ from tests.connectors.batches import (
     staged,
 )
 from tests.connectors.sql.database_steps import Steps
+from tests.connectors.sql.modes import MODES, publish
+from tests.connectors.sql.sqlite_database import Database, database_at
 from tests.pipeline_fixture import PipelineFixture
 
-MODES: dict[str, dict[str, Any]] = {
-    "append": {"mode": "append"},
-    "upsert": {"mode": "upsert", "keys": ["id"]},
-    "replace_version": {"mode": "replace_version"},
-}
 TABLE = 'CREATE TABLE "t" (id BIGINT PRIMARY KEY, _streamsem_version BIGINT)'
 # Without a key only the marker prevents duplicate rows.
 CREATE_MARKERS, INSERT_MARKER = blocks(Path(__file__).parents[3] / "docs" / "connectors" / "sql-sink.md", "sql")
@@ -66,33 +61,9 @@ def _no_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("airflow_provider_streamsem.connectors.staged_parquet.transactions.SYSTEM_CLOCK", ManualClock())
 
 
-@dataclass
-class Database:
-    """A SQLite file, reached by the connection ``db``."""
-
-    path: Path
-
-    def run(self, statement: str) -> list[tuple[Any, ...]]:
-        with closing(sqlite3.Connection(self.path)) as connection:
-            rows = connection.execute(statement).fetchall()
-            connection.commit()
-            return rows
-
-    def ids(self) -> Counter[int]:
-        return Counter(row[0] for row in self.run('SELECT id FROM "t"'))
-
-    def markers(self) -> list[tuple[int, str]]:
-        return [(row[0], row[1]) for row in self.run("SELECT version, state FROM streamsem_markers")]
-
-
 @pytest.fixture
 def db(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Database:
     return database_at(tmp_path / "db.sqlite", monkeypatch)
-
-
-def database_at(path: Path, monkeypatch: pytest.MonkeyPatch) -> Database:
-    monkeypatch.setenv("AIRFLOW_CONN_DB", json.dumps({"conn_type": "sqlite", "host": str(path)}))
-    return Database(path)
 
 
 def sink(location: Path, mode: str = "append", **changes: Any) -> JdbcSink:
@@ -245,11 +216,7 @@ def test_reprocessing_replaces_only_the_rows_of_its_chain(db: Database, tmp_path
     assert fixture.verdict().violations == []
 
 
-@pytest.mark.parametrize("per_delete", [1, 2, 1000])
-def test_rollback_deletes_the_rows_of_later_versions(
-    db: Database, tmp_path: Path, per_delete: int, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(sink_module, "_VERSIONS_PER_DELETE", per_delete)
+def test_rollback_deletes_the_rows_of_later_versions(db: Database, tmp_path: Path) -> None:
     db.run(OPEN_TABLE)
     fixture = PipelineFixture(tmp_path)
     fixture.arrive(8)
@@ -262,6 +229,20 @@ def test_rollback_deletes_the_rows_of_later_versions(
     fixture.run("b", pipeline=pipeline, drain=True)
     assert db.ids() == fixture.expected + Counter([100])
     assert fixture.verdict().violations == []
+
+
+def test_rows_of_more_versions_than_one_statement_names_are_deleted(db: Database, tmp_path: Path) -> None:
+    db.run(OPEN_TABLE)
+    db.run(
+        "INSERT INTO t WITH RECURSIVE n(v) AS (SELECT 0 UNION ALL SELECT v + 1 FROM n WHERE v < 1000) SELECT v, v FROM n"
+    )
+    db.run("INSERT INTO t VALUES (2000, NULL)")
+    file = DataFile(key="data/0/a/x.parquet", bytes=1, rows=1, checksum="sha256:00")
+    replaced = dict.fromkeys(range(1001), Committable(format="parquet", rows=1, files=(file,)))
+    publishing = sink(tmp_path, "replace_version")
+    batch = staged(publishing, pyarrow.table({"id": [3000]}), 1001, schema=IDS, expected_marker=None, replaced=replaced)
+    publish(publishing, batch)
+    assert db.ids() == Counter([2000, 3000])
 
 
 def test_rollback_that_would_delete_rows_of_others_deletes_none_and_can_be_skipped(

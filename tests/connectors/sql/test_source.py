@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import datetime
-import json
-import sqlite3
 import subprocess
 import sys
 from collections.abc import Iterable
-from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -36,31 +33,8 @@ from airflow_provider_streamsem.errors import (
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.protocol.offsets import advance, ends
 from airflow_provider_streamsem.stores.memory import MemoryStore
-from airflow_provider_streamsem.testing.conformance import SourceContract, SystemFixture
-
-
-class Table(SystemFixture):
-    """A table in a SQLite file. Every second id is missing, as after a rollback."""
-
-    secrets = ("hunter2",)
-
-    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch, **changes: Any) -> None:
-        self.path = path
-        connection = {"conn_type": "sqlite", "host": str(path), "password": "hunter2"}
-        monkeypatch.setenv("AIRFLOW_CONN_DB", json.dumps(connection))
-        arguments_of_source = {"conn_id": "db", "table": "odd t", "cursor": "the id", "lag": 0}
-        self.source = JdbcSource(**{**arguments_of_source, **changes})
-        self.run('CREATE TABLE "odd t" ("the id" INTEGER PRIMARY KEY AUTOINCREMENT, id INTEGER, "é""%s :x" TEXT)')
-
-    def run(self, statement: str, *values: Any) -> list[Any]:
-        with closing(sqlite3.Connection(self.path)) as connection:
-            rows = connection.execute(statement, values).fetchall()
-            connection.commit()
-            return rows
-
-    def add(self, ids: Iterable[int]) -> None:
-        for id in ids:
-            self.run('INSERT INTO "odd t" VALUES (?, ?, ?)', 2 * id, id, str(id))
+from airflow_provider_streamsem.testing.conformance import SourceContract
+from tests.connectors.sql.sqlite_database import Table
 
 
 @pytest.fixture

@@ -77,10 +77,9 @@ def test_many_files_are_found_by_a_listing(tmp_path: Path, monkeypatch: pytest.M
 def test_listing_ends_if_the_table_has_many_other_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     keys = [f"{n:04d}.parquet" for n in range(2_000)]
     write(tmp_path, keys)
-    monkeypatch.setattr(stored, "_FEW", 10)
     dataset = counting(monkeypatch, tmp_path)
-    assert stored.missing(str(tmp_path), [Planned(key, 10) for key in keys[::100]]) == []
-    assert dataset.requests == {"list": 1, "stat": 18}  # the listing of 200 objects has two of the 20 files
+    assert stored.missing(str(tmp_path), [Planned(key, 10) for key in keys[::15]]) == []
+    assert dataset.requests == {"list": 1, "stat": 44}  # the listing of 1,340 objects has 90 of the 134 files
 
 
 def test_files_are_found_if_the_store_refuses_listings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -22,10 +22,9 @@ from deltalake import DeltaTable
 from pyiceberg.conversions import from_bytes
 
 from tests.connectors.odd_values import COLUMNS
-from tests.connectors.table_files import test_filtered_reads as matrix
+from tests.connectors.table_files import filter_matrix as matrix
 
 pytestmark = pytest.mark.slow
-root = matrix.root
 _MODERN = date(1900, 1, 2)
 """Trino ignores older bounds of Delta's dates and times."""
 
