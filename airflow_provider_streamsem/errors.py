@@ -1,9 +1,9 @@
 """
 The exception hierarchy of this package.
 
-Each class requires a *different reaction* from the user. A message says what happened and what is true now, then ``key=value`` pairs, and then the action in
-:attr:`StreamsemError.do`. Messages of external systems are chained and not quoted, because they may contain secrets. Messages of the user's own code, and of
-parsers of the user's own text, may be quoted.
+Each class requires a *different reaction* from the user. A message says what happened and what is true now, then facts as ``(key=value, …)``, and then the
+action in :attr:`StreamsemError.do`. Messages of external systems are chained and not quoted, because they may contain secrets. Messages of the user's own code,
+and of parsers of the user's own text, may be quoted.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class StreamsemError(Exception):
     Base class of all errors of this package. Only its subclasses are raised.
 
     :param summary: what happened, and whether anything was written or is visible
-    :param fields: facts such as paths and versions, shown as ``key=value`` in the message and stored in :attr:`fields`
+    :param fields: facts such as paths and versions, shown as ``(key=value, …)`` in the message and stored in :attr:`fields`
     :cvar effect: what is true after each error of the class. It is appended to a summary that does not say "nothing …" itself
     :cvar retryable: whether a retry without any change may succeed. If not, the Airflow operators fail the task without a retry
     :cvar do: the recommended action. It is the end of the message, after ``Do:``
@@ -63,8 +63,8 @@ class StreamsemError(Exception):
         return extended
 
     def __str__(self) -> str:
-        pairs = "".join(f" {name}={value!r}" for name, value in self.fields.items())
-        return f"{self.summary}{pairs}. Do: {self.do}"
+        facts = ", ".join(f"{name}={value!r}" for name, value in self.fields.items())
+        return f"{self.summary} ({facts}). Do: {self.do}" if facts else f"{self.summary}. Do: {self.do}"
 
 
 class InvalidError(StreamsemError):

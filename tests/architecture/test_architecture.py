@@ -130,7 +130,7 @@ def test_every_error_states_its_effect_and_what_to_do(cls: type[errors.Streamsem
         "the docstring must state what was written"
     )
     effect = f"; {cls.effect}" if cls.effect else ""
-    assert str(cls("something failed", key="k")) == f"something failed{effect} key='k'. Do: {cls.do}"
+    assert str(cls("something failed", key="k")) == f"something failed{effect} (key='k'). Do: {cls.do}"
     assert str(cls("it failed; nothing was written")) == f"it failed; nothing was written. Do: {cls.do}"
     assert cls.do.endswith(".")
     assert not cls.do[0].isupper()

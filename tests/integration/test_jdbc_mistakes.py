@@ -121,7 +121,7 @@ def test_mistake_with_postgres_is_named_and_retried_only_if_that_can_help(
 
 
 MARIADB: dict[str, Mistake] = {
-    "password": ({"password": "wrong"}, StoreRefusedError, "problem='OperationalError 28000' reason="),
+    "password": ({"password": "wrong"}, StoreRefusedError, "problem='OperationalError 28000', reason="),
     "user": ({"login": "nobody"}, StoreRefusedError, "Access denied for user 'nobody'"),
     "database": ({"schema": "nothing"}, StoreRefusedError, "'nothing'"),
     "TLS that the server lacks": ({"extra": {"ssl_ca": str(Path(pymysql.__file__))}}, StoreRefusedError, "SSL"),

@@ -200,7 +200,7 @@ def test_recreated_control_topic_stops_the_run_until_its_marker_is_restored(tmp_
     control.ensure()
     for run_key in ("b", "c"):
         with pytest.raises(
-            MarkerLostError, match=r"sink='out' version=1 expected_marker=0.*emptied-markers"
+            MarkerLostError, match=r"sink='out', version=1, expected_marker=0.*emptied-markers"
         ) as stopped:
             fixture.run(run_key, pipeline=pipeline)
     assert seen(topics) == Counter(range(6))
@@ -232,7 +232,8 @@ def test_batch_too_large_for_a_transaction_is_refused_before_the_commit_with_the
     fixture.arrive(1)
     pipeline = pipeline_to_kafka(fixture, topics, transaction_timeout_s=1, bytes_per_s=1_000)
     with pytest.raises(
-        DataError, match=r"rows=100 bytes=3680 bytes_per_s=1000 needs_s=3.7 transaction_timeout_s=1 rows_that_fit=27"
+        DataError,
+        match=r"rows=100, bytes=3680, bytes_per_s=1000, needs_s=3.7, transaction_timeout_s=1, rows_that_fit=27",
     ):
         fixture.run("a", pipeline=pipeline)
     assert fixture.opened().log.outcome(0) is None

@@ -94,7 +94,7 @@ def test_vacuum_without_unneeded_files_plans_no_version(tmp_path: Path) -> None:
 def test_W44_version_whose_rows_are_only_in_a_compaction_is_not_reprocessed(fixture: PipelineFixture) -> None:
     vacuumed(fixture)
     before = fixture.opened().head
-    with pytest.raises(InvalidError, match=r"has expired.*version=2 compacted_by=4"):
+    with pytest.raises(InvalidError, match=r"has expired.*version=2, compacted_by=4"):
         fixture.run("fix", reprocessed=2)
     assert fixture.opened().head == before
     fixture.run("fix the last", reprocessed=5)
@@ -113,7 +113,7 @@ def test_R9_rows_since_a_version_within_an_expired_compaction_are_refused(fixtur
     assert rows(fixture, since=1) == Counter(range(6, 15))
     vacuumed(fixture)
     for since in range(3):
-        with pytest.raises(InvalidError, match=rf"cannot be read separately.*since={since} first=0 last=3"):
+        with pytest.raises(InvalidError, match=rf"cannot be read separately.*since={since}, first=0, last=3"):
             rows(fixture, since=since)
     assert (rows(fixture, since=-1), rows(fixture, since=3)) == (Counter(range(15)), Counter(range(12, 15)))
     assert rows(fixture, with_rewrites=False) == Counter(range(15))
@@ -193,7 +193,7 @@ def test_vacuum_at_an_open_version_deletes_other_files_and_reports_the_version(f
     fixture.arrive(1)
     with suppress(Crash):
         fixture.run("killed", store=BeforeOutcome(fixture.store, die))
-    with pytest.raises(OpenVersionError, match="no expiry was planned version=6"):
+    with pytest.raises(OpenVersionError, match=r"no expiry was planned \(version=6"):
         vacuumed(fixture)
     assert stored(fixture) == set(range(7))
     fixture.run("rest", drain=True)

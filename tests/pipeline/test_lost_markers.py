@@ -169,7 +169,7 @@ def restore_log(fixture: PublishingFixture, log: Mapping[str, bytes]) -> None:
 
 
 def run_expecting_conflict(fixture: PublishingFixture, run_key: str, sink: str, version: int, marker: int) -> None:
-    with pytest.raises(MarkerConflictError, match=rf"sink='{sink}' version={version}.*marker={marker}") as stopped:
+    with pytest.raises(MarkerConflictError, match=rf"sink='{sink}', version={version}.*marker={marker}") as stopped:
         fixture.run(run_key)
     assert not stopped.value.retryable
 

@@ -256,11 +256,11 @@ def test_errors_end_a_deferred_sensor_like_a_poking_one(
 
     transient = UnavailableError("no reply", location="p")
     final = InvalidError("a wrong value", given="x")
-    with pytest.raises(UnavailableError, match=r"no reply location='p'\. Do:"):
+    with pytest.raises(UnavailableError, match=r"no reply \(location='p'\)\. Do:"):
         run_with_error(transient)
     with pytest.raises(UnavailableError):
         run_with_error(transient, soft_fail=True)
-    with pytest.raises(AirflowFailException, match=r"InvalidError: a wrong value given='x'\. Do:"):
+    with pytest.raises(AirflowFailException, match=r"InvalidError: a wrong value \(given='x'\)\. Do:"):
         run_with_error(final)
     with pytest.raises(InvalidError):
         run_with_error(final, soft_fail=True)

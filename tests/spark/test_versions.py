@@ -27,7 +27,7 @@ def test_pyspark_and_pyspark_client_in_two_versions_are_refused_before_a_session
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(versions, "installed", lambda: {"pyspark": "4.3.0", "pyspark-client": "4.2.0"})
-    with pytest.raises(InvalidError, match=r"pyspark='4.3.0' pyspark_client='4.2.0'.*pip uninstall -y") as refused:
+    with pytest.raises(InvalidError, match=r"pyspark='4.3.0', pyspark_client='4.2.0'.*pip uninstall -y") as refused:
         SparkEngine().session()
     assert not refused.value.retryable
 
@@ -55,7 +55,7 @@ def test_state_is_kept_only_by_tested_versions_of_spark(
     if keeps:
         versions.check_state(remote=False)
     else:
-        with pytest.raises(InvalidError, match=rf"given='Spark {version}' accepted='classic Spark 4.1") as refused:
+        with pytest.raises(InvalidError, match=rf"given='Spark {version}', accepted='classic Spark 4.1") as refused:
             versions.check_state(remote=False)
         assert not refused.value.retryable
     with pytest.raises(InvalidError, match="given='Spark Connect'"):

@@ -72,7 +72,7 @@ def continue_after(refused: StreamsemError, root: Path, former: Transform) -> No
     [
         (keyed, distinct_keyed, r"before=\['stateStoreSave'\] now=\[.*dedupe.*\]"),
         (keyed, stateless, r"before=\['stateStoreSave'\] now=\[\]"),
-        pytest.param(keyed, with_a_watermark, "watermarks_before=0 watermarks_now=1", marks=pytest.mark.prove),
+        pytest.param(keyed, with_a_watermark, "watermarks_before=0, watermarks_now=1", marks=pytest.mark.prove),
         pytest.param(distinct_keyed, keyed, r"before=\[.*dedupe.*\] now=\['stateStoreSave'\]", marks=pytest.mark.prove),
         pytest.param(keyed, distinct, r"before=\['stateStoreSave'\] now=\['dedupe'\]", marks=pytest.mark.prove),
     ],
@@ -153,7 +153,7 @@ def test_state_of_a_newer_spark_is_refused(
         patched.setattr(stateful, "OperatorState", lambda **fields: real(**{**fields, "spark_version": "4.10.0"}))
         run_batch(pipeline(tmp_path, keyed, "update"), run_key="first")
     arrive(tmp_path, 1, [(2, "a")])
-    with pytest.raises(InvalidError, match=r"newer Spark.*written_by='4.10.0' running='4.\d.*fork") as refused:
+    with pytest.raises(InvalidError, match=r"newer Spark.*written_by='4.10.0', running='4.\d.*fork") as refused:
         run_batch(pipeline(tmp_path, keyed, "update"), run_key="second")
     assert not refused.value.retryable
     assert open_log(str(tmp_path / "log")).log.outcome(1) is None
@@ -169,7 +169,7 @@ def test_watermark_on_a_column_that_is_no_timestamp_is_refused_by_name(tmp_path:
     def marked(events: DataFrame) -> DataFrame:
         return keyed(events.withColumn("arrived", F.lit("1").cast(kind)).withWatermark("arrived", "5 minutes"))
 
-    with pytest.raises(DataError, match=r"EVENT_TIME_IS_NOT_ON_TIMESTAMP_TYPE' name='`arrived`'") as refused:
+    with pytest.raises(DataError, match=r"EVENT_TIME_IS_NOT_ON_TIMESTAMP_TYPE', name='`arrived`'") as refused:
         run_batch(pipeline(tmp_path, marked, "update"), run_key="first")
     assert not refused.value.retryable
 

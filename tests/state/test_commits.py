@@ -339,7 +339,7 @@ def test_other_mode_or_number_of_partitions_is_refused(tmp_path: Path) -> None:
 
 def test_transform_that_streaming_does_not_support_is_refused_with_sparks_reason(tmp_path: Path) -> None:
     arrive(tmp_path, 0, [(1, "a")])
-    with pytest.raises(DataError, match=r"output_mode='append' reason=.*UNSUPPORTED_OPERATION"):
+    with pytest.raises(DataError, match=r"output_mode='append', reason=.*UNSUPPORTED_OPERATION"):
         run_batch(pipeline(tmp_path, keyed, "append"), run_key="first")
     static = "SELECT now() at, 'a' k, 1L n"
     with pytest.raises(InvalidError, match="streaming DataFrame"):

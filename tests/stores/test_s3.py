@@ -146,7 +146,7 @@ def test_error_for_missing_credentials_names_the_variables_and_the_connection() 
 
 def test_error_names_an_endpoint_that_does_not_respond() -> None:
     client = Client(*[EndpointConnectionError(endpoint_url="http://s3.lake:9000")] * 3)
-    with pytest.raises(UnavailableError, match=r"endpoint='http://s3.lake:9000' problem='EndpointConnectionError'"):
+    with pytest.raises(UnavailableError, match=r"endpoint='http://s3.lake:9000', problem='EndpointConnectionError'"):
         log(client).create("k", b"mine")
 
 

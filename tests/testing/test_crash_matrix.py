@@ -160,7 +160,7 @@ class TestWithoutSpark:
             monkeypatch.setattr(invariants, "check_i14_staged", lambda *args, **named: None)
         report_text = report(matrix)
         difference = (
-            "the retry failed: StageError: .* passed_to_writer=2 files=4"
+            "the retry failed: StageError: .* passed_to_writer=2, files=4"
             if reconciled
             else r".*\n.*rows of lake: duplicated 2: \{'id': 1\} \(2 times\)(.*\n)*.*I8"
         )

@@ -116,7 +116,7 @@ def test_log_on_s3_exists_after_another_test_has_reset_moto(tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("fixture", "setup", "message"),
     [
-        ("streamsem_spark", "os.environ['JAVA_HOME'] = '/nowhere'", "Java was not found, and Spark needs it; nothing was staged java_home='/nowhere'"),
+        ("streamsem_spark", "os.environ['JAVA_HOME'] = '/nowhere'", "Java was not found, and Spark needs it; nothing was staged (java_home='/nowhere'"),
         ("streamsem_spark", "sys.modules['pyspark'] = None", "pip install 'airflow-provider-streamsem[spark]'"),
         ("streamsem_log", "sys.modules['moto'] = None", "pip install 'airflow-provider-streamsem[testing]'"),
     ],

@@ -45,4 +45,4 @@ def test_port_in_use_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
         taken.listen()
         port = taken.getsockname()[1]
         assert main(["ui", "/no-log", "--port", str(port)]) == 2
-    assert f"the page cannot be served at this port port={port}" in capsys.readouterr().err
+    assert f"the page cannot be served at this port (port={port}, reason=" in capsys.readouterr().err

@@ -237,8 +237,8 @@ def test_killed_compaction_leaves_the_table_readable_and_the_next_batch_is_publi
 @pytest.mark.parametrize(
     ("change", "facts"),
     [
-        (lambda rows: rows.slice(1), "rows_read=24 rows_written=20 columns=\\[\\]"),
-        (lambda rows: rows.set_column(0, "id", pc.add(rows["id"], 1)), "rows_written=24 columns=\\['id'\\]"),
+        (lambda rows: rows.slice(1), "rows_read=24, rows_written=20, columns=\\[\\]"),
+        (lambda rows: rows.set_column(0, "id", pc.add(rows["id"], 1)), "rows_written=24, columns=\\['id'\\]"),
     ],
 )
 def test_new_file_with_other_rows_is_not_committed(

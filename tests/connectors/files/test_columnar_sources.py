@@ -220,7 +220,7 @@ def test_orc_timestamps_without_a_zone_are_refused_if_java_is_not_in_utc(
     zones.setDefault(zones.getTimeZone("America/New_York"))
     try:
         for schema in ("id long, at timestamp", None):
-            with pytest.raises(DataError, match=r"columns=\['at'\] java_zone='America/New_York'.*user.timezone=UTC"):
+            with pytest.raises(DataError, match=r"columns=\['at'\], java_zone='America/New_York'.*user.timezone=UTC"):
                 location.run(location.pipeline(source={"format": "orc", "schema": schema}))
     finally:
         zones.setDefault(before)

@@ -124,7 +124,7 @@ def test_columns_that_cannot_be_sent_are_refused_before_the_commit(tmp_path: Pat
         {**good, "keyType": "long"},
         {"type": "array", "elementType": "variant"},
     ):
-        with pytest.raises(DataError, match="nothing became visible column='a'"):
+        with pytest.raises(DataError, match=r"nothing became visible \(column='a'"):
             check_types(schema_of(a=bad))
     fixture = new_fixture(tmp_path)
     with pytest.raises(DataError, match=r"record_id are missing.*\['order'\]"):

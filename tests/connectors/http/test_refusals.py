@@ -53,7 +53,7 @@ def test_refused_record_blocks_the_pipeline_until_the_endpoint_accepts_it(tmp_pa
     pipeline = pushing(fixture, recorder)
     recorder.reply_to = lambda call: 422 if call.ids == [3] else 200
     for run in ("a", "b"):
-        with pytest.raises(PublishError, match=r"chunk=1 record=1 status=422.*streamsem skip"):
+        with pytest.raises(PublishError, match=r"chunk=1, record=1, status=422.*streamsem skip"):
             fixture.run(run, pipeline=pipeline)
     assert fixture.opened().log.receipts(0) is None
     recorder.reply_to = lambda call: 200

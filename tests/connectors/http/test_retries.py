@@ -179,7 +179,7 @@ def test_endpoint_that_stays_unclear_is_called_again_by_the_next_retry(tmp_path:
     fixture = new_fixture(tmp_path)
     pipeline = pushing(fixture, recorder)
     recorder.reply_to = lambda call: 503 if call.ids == [3] else 200
-    with pytest.raises(UnavailableError, match=r"repeats it.*chunk=1 record=1 status=503"):
+    with pytest.raises(UnavailableError, match=r"repeats it.*chunk=1, record=1, status=503"):
         fixture.run("a", pipeline=pipeline)
     recorder.reply_to = lambda call: 200
     fixture.run("b", pipeline=pipeline)

@@ -233,8 +233,8 @@ def test_compaction_that_is_killed_at_any_step_leaves_the_table_readable_and_the
 @pytest.mark.parametrize(
     ("change", "facts"),
     [
-        (lambda rows: rows.slice(1), "rows_in_table=4 rows_read=4 rows_written=0 columns=\\[\\]"),
-        (lambda rows: rows.set_column(0, "id", pc.add(rows["id"], 1)), "rows_written=4 columns=\\['id'\\]"),
+        (lambda rows: rows.slice(1), "rows_in_table=4, rows_read=4, rows_written=0, columns=\\[\\]"),
+        (lambda rows: rows.set_column(0, "id", pc.add(rows["id"], 1)), "rows_written=4, columns=\\['id'\\]"),
     ],
 )
 def test_new_file_with_other_rows_is_not_committed(

@@ -93,7 +93,7 @@ def test_check_of_pins_names_the_planned_range_and_the_lost_sequences(orders: Me
     nats.check_pins(pins, was_read=False)
     orders.expire(5)
     nats.check_pins(pins, was_read=True)
-    with pytest.raises(RecordsMissingError, match=r"range=\(3, 11\) first=5"):
+    with pytest.raises(RecordsMissingError, match=r"range=\(3, 11\), first=5"):
         nats.check_pins(pins, was_read=False)
     orders.lose(8)
     with pytest.raises(SourceChangedError, match="end=8"):

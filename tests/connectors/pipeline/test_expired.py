@@ -67,7 +67,7 @@ def test_unread_versions_that_are_only_in_files_with_read_rows_fail_the_run(tmp_
     silver.run("first")
     expired(bronze, 2)
     with pytest.raises(
-        SourceChangedError, match=r"were compacted together with versions that were read.*first=0 last=2"
+        SourceChangedError, match=r"were compacted together with versions that were read.*first=0, last=2"
     ):
         silver.run("next", drain=True)
     assert silver.visible() == rows(1)

@@ -374,7 +374,7 @@ def test_values_arrive_unchanged(db: Database, tmp_path: Path) -> None:
 
 def test_number_that_sqlite_would_turn_into_null_is_refused_before_the_commit(db: Database, tmp_path: Path) -> None:
     db.run("CREATE TABLE t (f DOUBLE)")
-    with pytest.raises(DataError, match=r"nothing became visible table='t' columns=\{'f': 'is NaN"):
+    with pytest.raises(DataError, match=r"nothing became visible \(table='t', columns=\{'f': 'is NaN"):
         staged(sink(tmp_path), pyarrow.table({"f": [float("nan"), None]}), schema=schema_of(f="double"))
 
 
@@ -496,7 +496,7 @@ def test_dropped_marker_table_stops_publishing_and_is_not_recreated(db: Database
     for emptied in (False, True):
         if emptied:
             db.run(CREATE_MARKERS)
-        with pytest.raises(MarkerLostError, match=r"marker table.*table='t' markers='streamsem_markers'") as stopped:
+        with pytest.raises(MarkerLostError, match=r"marker table.*table='t', markers='streamsem_markers'") as stopped:
             fixture.run("b", pipeline=pipeline)
         assert "expected_marker=0" in str(stopped.value)
         assert db.ids() == Counter(range(3))
@@ -532,7 +532,7 @@ def test_database_that_lost_published_versions_stops_the_run_and_creates_nothing
     before = db.run("SELECT name FROM sqlite_master ORDER BY 1")
     refused = DataError if damage in ("the markers were dropped", "no table") else MarkerLostError
     for run_key in ("c", "d"):
-        with pytest.raises(refused, match=r"streamsem_markers|no such table; nothing became visible table='t'"):
+        with pytest.raises(refused, match=r"streamsem_markers|no such table; nothing became visible \(table='t'"):
             fixture.run(run_key, pipeline=pipeline)
     assert db.run("SELECT name FROM sqlite_master ORDER BY 1") == before
     if damage != "no table":

@@ -57,5 +57,5 @@ def test_value_beyond_a_column_bound_is_refused_and_one_on_the_bound_is_accepted
     fits = pyarrow.array(good)
     peek(tmp_path, dialect, kind, fits)
     for value in bad:
-        with pytest.raises(DataError, match=r"table='t' columns=\{'c': '(is|contains|ends) "):
+        with pytest.raises(DataError, match=r"table='t', columns=\{'c': '(is|contains|ends) "):
             peek(tmp_path, dialect, kind, pyarrow.array([*good, value], fits.type))
