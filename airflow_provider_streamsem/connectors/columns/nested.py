@@ -25,12 +25,7 @@ def _inner(kind: DataType) -> list[DataType]:
 
 
 def anywhere(value: Column, kind: DataType, sought: type[DataType], is_bad: Callable[[Column], Column]) -> Column:
-    """
-    Return a condition that is true if a value, or a value inside it, has the sought type and is bad.
-
-    :param kind: the type of ``value``; :func:`holds` must be true for it
-    :param is_bad: returns the condition for one value of the sought type
-    """
+    """Return a condition that is true if a value, or a value inside it, has the sought type, for which :func:`holds` must be true, and is bad."""
     conditions = [is_bad(value)] if isinstance(kind, sought) else []
 
     def check_each(elements: Column, inner: DataType) -> None:

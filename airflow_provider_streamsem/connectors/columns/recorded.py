@@ -9,13 +9,7 @@ from airflow_provider_streamsem.protocol.entries import Json
 
 
 def fields(schema: str) -> list[Json]:
-    """
-    Return the columns of a recorded schema in Spark's JSON form, without metadata.
-
-    :param schema: Spark schema JSON
-    :raises LogDamagedError: the schema is not a struct of plain types (R6). For a user-defined type, Spark would load a class or unpickle an object that the
-        schema names
-    """
+    """Return the columns of a recorded schema (Spark schema JSON) without metadata. User-defined types are refused: Spark would load a class for them (R6)."""
     try:
         parsed = json.loads(schema)
         is_valid = isinstance(parsed, dict) and parsed.get("type") == "struct" and is_plain(parsed)
@@ -31,11 +25,7 @@ def fields(schema: str) -> list[Json]:
 
 
 def without_metadata(kind: Json) -> Json:
-    """
-    Return a type without the metadata of its fields.
-
-    Spark acts on metadata. It may contain an SQL expression, which Spark evaluates for files without the column, or a length, to which Spark pads strings.
-    """
+    """Spark acts on metadata: it evaluates SQL expressions in it for files without the column, and pads strings to a length in it."""
     if isinstance(kind, list):
         return [without_metadata(part) for part in kind]
     if not isinstance(kind, dict):

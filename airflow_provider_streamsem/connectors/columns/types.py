@@ -127,14 +127,9 @@ def bare(kind: Any) -> Any:
 
 def typed(schema: str) -> tuple[str, list[str]]:
     """
-    Remove columns and struct fields of type ``void`` from a schema.
+    Remove columns and struct fields of type ``void`` from a schema, and return their names too. Readers return null for a column that a file lacks.
 
-    All their values are null. No value is lost, because readers return null for a column that a file lacks.
-
-    :param schema: schema JSON in Spark's form
-    :returns: the schema without them, and their names
-    :raises DataError: the row or a struct would have no fields left; or the elements of an array or map are ``void``, because an empty array is not null, so
-        its column cannot be removed. Nothing became visible
+    :raises DataError: the row or a struct would have no fields left; or elements are ``void``, because an array or map without elements is not null
     """
     left_out: list[str] = []
     kind = json.loads(schema)

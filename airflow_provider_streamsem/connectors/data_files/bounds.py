@@ -49,11 +49,7 @@ def delta_stats(parquet: Any, *, without: frozenset[str]) -> str:
 
 
 def upper_bound(text: str, longest: int) -> str | None:
-    """
-    Return a text of at most ``longest`` characters that does not sort before the given text.
-
-    A longer text is truncated, and its last character is replaced by the next one. ``None`` if there is no such text.
-    """
+    """Return a text of at most ``longest`` characters that does not sort before the given text; ``None`` if there is none."""
     if len(text) <= longest:
         return text
     for at in range(longest - 1, -1, -1):
@@ -66,7 +62,6 @@ def upper_bound(text: str, longest: int) -> str | None:
 
 
 def _is_bounded(column: Any) -> bool:
-    """Return whether a leaf column of the file is a top-level column of a type with bounds."""
     logical = column.logical_type.type
     is_text = column.physical_type == "BYTE_ARRAY" and logical == "STRING"
     is_number = column.physical_type in ("INT32", "INT64") or logical == "DECIMAL"

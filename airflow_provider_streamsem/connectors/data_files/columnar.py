@@ -26,24 +26,14 @@ _INTEGER_DIGITS = {8: 3, 16: 5, 32: 10, 64: 20}
 
 @dataclass(frozen=True, slots=True)
 class Footer:
-    """
-    The row count and the columns of a file, as its footer states them.
-
-    :param rows: number of rows
-    :param columns: the file's columns, a ``pyarrow.Schema``
-    """
+    """The number of rows and the columns (a ``pyarrow.Schema``) of a file."""
 
     rows: int
     columns: Any
 
 
 def footers(location: str, format: str, pins: Sequence[FilePin]) -> dict[str, Footer]:
-    """
-    Return path → footer of each pinned file. Up to 16 threads read the footers, on S3 with one request for each file. A row group
-    of Parquet with lists or maps needs more requests: its first record is read too.
-
-    :raises DataError: a file is not a complete file of its format; the error names the first such file. Nothing became visible
-    """
+    """Return path → footer of each pinned file. Reads with up to 16 threads. Refuses files that are not complete (``DataError``)."""
     dataset = open_dataset(location)
     schemas: dict[Any, Any] = {}
 
@@ -59,14 +49,7 @@ def footers(location: str, format: str, pins: Sequence[FilePin]) -> dict[str, Fo
 def check_columns(
     file_footers: Mapping[str, Footer], expected: Mapping[str, StructType], *, format: str, missing: str
 ) -> None:
-    """
-    Compare the columns of files with the schema that reads them.
-
-    :param file_footers: path → footer
-    :param expected: path → columns to read from that file
-    :param missing: how to handle a column or nested field that no file has: ``"refuse"`` raises an error, ``"null"`` accepts it, and Spark reads null
-    :raises DataError: the schema's type cannot hold all values of a file's column, or no file holds a column and ``missing`` is ``"refuse"``
-    """
+    """Refuse columns (path → footer) whose values the expected types cannot all hold. If no file has a column, ``missing`` decides: ``refuse`` or ``null``."""
     _refuse_mixed_units(file_footers, expected)
     absent: set[str] | None = None
     absent_by_columns: dict[Any, set[str]] = {}
@@ -85,11 +68,7 @@ def check_columns(
 
 
 def check_types(file_footers: Mapping[str, Footer]) -> None:
-    """
-    Refuse columns of Parquet files for which Spark has no type. Called if Spark cannot read the files without a schema.
-
-    :raises DataError: names the column, and the type in a schema that reads it
-    """
+    """Refuse columns of Parquet files for which Spark has no type. Called if Spark cannot read the files without a schema."""
     for path, footer in file_footers.items():
         for column in footer.columns:
             kind = _without_spark_type(column.type)
@@ -126,10 +105,7 @@ def _typed_by_schema(kind: Any) -> str:
 
 def check_names(file_footers: Mapping[str, Footer], expected: Mapping[str, StructType] | None) -> None:
     """
-    Refuse columns and nested fields whose names are equal, or differ only in upper and lower case. Spark cannot choose between them.
-
-    :param expected: path → columns to read from that file; ``None``: all of them
-    :raises DataError: names the file and the columns
+    Refuse columns and nested fields whose names are equal, or differ only in case, because Spark cannot choose between them. ``expected=None``: check all.
     """
     checked: dict[Any, list[str]] = {}
     for path, footer in file_footers.items():
@@ -254,10 +230,7 @@ def _parquet(file: Any) -> tuple[Footer, int]:
 
 def _read_first_records(file: Any, metadata: Any) -> None:
     """
-    Read the first record of each row group, of the columns with lists and maps. That is one page of each such column.
-
-    If a writer divides a record between two row groups, the first repetition level of the second one is not 0. Spark then moves values to other rows, and
-    leaves out the last ones, without an error. pyarrow raises an error.
+    If a writer divides a record between two row groups, Spark moves values to other rows without an error. pyarrow raises an error when it reads the record.
     """
     import pyarrow.parquet
 

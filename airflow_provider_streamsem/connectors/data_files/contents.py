@@ -24,12 +24,7 @@ _BITS = {16: pa.int16(), 32: pa.int32(), 64: pa.int64()}
 
 @dataclass(frozen=True, slots=True)
 class Contents:
-    """
-    The rows of one or more tables, in any order.
-
-    :param rows: number of rows
-    :param digest: sum of the hashes of the rows
-    """
+    """The number of rows of tables, and the sum of the hashes of the rows, which does not depend on their order."""
 
     rows: int = 0
     digest: int = 0
@@ -39,13 +34,7 @@ class Contents:
 
 
 def contents(tables: Iterable[Any], schema: pa.Schema) -> Contents:
-    """
-    Return the contents of pyarrow tables, or of record batches.
-
-    :param schema: columns to compare, with their types. A column or struct field that a table lacks counts as null. Values of a narrower type equal those of
-        the wider type
-    :raises pyarrow.ArrowInvalid: a value does not fit the schema
-    """
+    """A column or struct field that a table lacks counts as null. Values of a narrower type equal those of the wider type of ``schema``."""
     total = Contents()
     for table in tables:
         for start in range(0, table.num_rows, _ROWS):
@@ -56,12 +45,7 @@ def contents(tables: Iterable[Any], schema: pa.Schema) -> Contents:
 
 
 def changed_columns(before: Callable[[], Iterable[Any]], after: Callable[[], Iterable[Any]], schema: pa.Schema) -> list[str]:  # fmt: skip
-    """
-    Return the columns whose values differ, compared column by column. Empty if only the combination of values in rows differs.
-
-    :param before: returns the old rows
-    :param after: returns the new rows
-    """
+    """Return the columns whose values differ. Empty if only the combination of values in rows differs."""
     return [
         field.name
         for field in schema
@@ -87,10 +71,7 @@ def _joined(texts: list[Any], rows: int) -> Any:
 
 
 def _texts(values: Any, kind: Any) -> Any:
-    """
-    The text of a value states its own end, so that adjacent texts cannot be confused: it has a length, a count of parts, or a terminator. Only null begins with
-    ``~``.
-    """
+    """A text has a length, a count of parts or a terminator, so that adjacent texts cannot be confused. Only null begins with ``~``."""
     if isinstance(values.type, pa.BaseExtensionType):
         values = values.storage
     if pa.types.is_dictionary(values.type):

@@ -40,11 +40,9 @@ def write(
     frame: DataFrame, location: str, format: str, *, partition_by: Sequence[str], options: Mapping[str, str]
 ) -> frozenset[str]:
     """
-    Write a DataFrame below a location to which nothing else writes.
+    Write a DataFrame below a location to which nothing else writes, and return the relative names of the files that Spark has accepted.
 
-    :param format: ``csv``, ``json``, ``orc`` or ``parquet``
-    :param partition_by: columns that become directories ``name=value`` and are not stored in the files. Their values must need no escaping
-    :returns: the names, relative to ``location``, of the files that Spark has accepted. The location may contain other files
+    The location may contain other files. The values of partition columns must need no escaping.
     """
     java_session = jvm.session_of(frame.sparkSession)
     spark = _classes(jvm.gateway_of(frame.sparkSession))
@@ -68,12 +66,10 @@ def write(
 
 
 class _MissingError(Exception):
-    """A required JVM class is missing. Never leaves this module."""
+    """Never leaves this module."""
 
 
 class _Classes:
-    """The required classes of one JVM, resolved once."""
-
     def __init__(self, gateway: Any) -> None:
         jvm = gateway.jvm
         execution = jvm.org.apache.spark.sql.execution

@@ -33,11 +33,7 @@ class Described:
 
 
 def describe(dataset: Dataset, stat: ObjectStat, format: str) -> Described:
-    """
-    Count the rows of a file and compute its checksum.
-
-    :raises DataError: the file is not a complete file of its format
-    """
+    """Count the rows of a file and compute its checksum. Refuses an incomplete file (``DataError``)."""
     try:
         with dataset.open(stat) as file:
             parquet = _metadata(file) if format == "parquet" else None
@@ -50,11 +46,7 @@ def describe(dataset: Dataset, stat: ObjectStat, format: str) -> Described:
 
 
 def checksum(dataset: Dataset, stat: ObjectStat, format: str) -> str:
-    """
-    Return ``etag:<etag>`` if the store provides an ETag, else ``footer:<sha256>`` for a Parquet file and ``content:<sha256>`` for other formats.
-
-    Returns ``""`` if a Parquet file has no footer.
-    """
+    """Return ``etag:…`` if the store provides one, else ``footer:<sha256>`` (Parquet; ``""`` without a footer) or ``content:<sha256>``."""
     if stat.etag:
         return f"etag:{stat.etag}"
     with dataset.open(stat) as file:
@@ -105,7 +97,7 @@ def _json_lines(file: BinaryIO, name: str) -> int:
 
 
 def _csv_table(file: BinaryIO, name: str) -> Any:
-    """Read a CSV file written with :data:`airflow_provider_streamsem.connectors.data_files.write.TEXT_OPTIONS`, every column as a string."""
+    """Every column is read as a string."""
     import pyarrow
     from pyarrow import csv
 
@@ -142,8 +134,6 @@ def partition_values(
     The values are parsed from the directory names that :func:`airflow_provider_streamsem.connectors.data_files.write.directory_value` has created. A value that
     is too long for a directory name is read from the file. The log stores the values, so readers do not parse directory names.
 
-    :param relative: path of the file, relative to the directory of the attempt
-    :param columns: the partition columns, in the order of the directories
     :raises DataError: a timestamp is outside the years 1 to 9999. Nothing became visible
     """
     values: dict[str, str | None] = {}

@@ -36,14 +36,7 @@ K = TypeVar("K", bound=Hashable)
 
 @dataclass(frozen=True, slots=True)
 class GroupedFile:
-    """
-    A file whose rows have no order.
-
-    :param path: the path below ``plain_root``
-    :param first: the first version of which the file has rows
-    :param last: the last version of which the file has rows, inclusive
-    :param bytes: size in bytes; below 0: unknown
-    """
+    """A file below ``plain_root`` with rows of the versions ``first`` to ``last`` (inclusive). The rows have no order. ``bytes`` below 0: unknown."""
 
     path: str
     first: int
@@ -53,10 +46,9 @@ class GroupedFile:
 
 def of_items(items: Iterable[tuple[K, int, int]]) -> dict[K, int]:
     """
-    Number the groups of items. Items whose spans overlap are of one group, and so are all items if there are more than :data:`MOST_GROUPS` groups.
+    Return key → group of items ``(key, first, last)``, with inclusive versions. A key may occur several times. Groups ascend by version.
 
-    :param items: key, first and last version (both inclusive) of the rows of each item. A key may occur several times
-    :returns: key → group. Groups ascend by version
+    Items whose spans overlap are of one group, and so are all items if there are more than :data:`MOST_GROUPS` groups.
     """
     spans: dict[K, tuple[int, int]] = {}
     for key, first, last in items:
@@ -73,11 +65,7 @@ def of_items(items: Iterable[tuple[K, int, int]]) -> dict[K, int]:
 
 
 def partitions(groups: Mapping[K, int], sizes: Mapping[K, int]) -> list[int]:
-    """
-    Return the group of each Spark partition, ascending; empty for one group. A group has a partition for each :data:`PARTITION_BYTES` of its items.
-
-    :param sizes: key → size in bytes; an unknown size is below 0
-    """
+    """Return the group of each Spark partition, ascending; empty for one group. A group has a partition for each :data:`PARTITION_BYTES`."""
     total = dict.fromkeys(sorted(set(groups.values())), 0)
     for key, group in groups.items():
         total[group] += max(sizes[key], 0)
@@ -88,12 +76,7 @@ def partitions(groups: Mapping[K, int], sizes: Mapping[K, int]) -> list[int]:
 
 
 def by_file(frame: DataFrame, files: Sequence[GroupedFile]) -> tuple[DataFrame, list[int]]:
-    """
-    Distribute the rows of files by the versions of the files.
-
-    :param frame: has the columns of :func:`block`, which this function drops
-    :returns: the rows, and the group of each Spark partition
-    """
+    """Distribute rows, which have the columns of :func:`block`, by the versions of their files. Return them, and the group of each Spark partition."""
     numbers = of_items((file.path, file.first, file.last) for file in files)
     layout = partitions(numbers, {file.path: file.bytes for file in files})
     if layout:
@@ -104,14 +87,7 @@ def by_file(frame: DataFrame, files: Sequence[GroupedFile]) -> tuple[DataFrame, 
 def distributed(
     frame: DataFrame, key: Column, groups: Mapping[K, int], layout: Sequence[int], spread: Column
 ) -> DataFrame:
-    """
-    Distribute rows to the partitions of their groups.
-
-    :param key: the key of the item of a row
-    :param groups: key → group
-    :param layout: the group of each partition
-    :param spread: a value by which the rows of a group are distributed over its partitions
-    """
+    """Distribute rows to the partitions (``layout``: their groups) of the groups of their keys, and by ``spread`` over the partitions of a group."""
     first = {group: at for at, group in reversed([*enumerate(layout)])}
     partitions_of = Counter(layout)
     planned = [(item, first[group], partitions_of[group]) for item, group in groups.items()]

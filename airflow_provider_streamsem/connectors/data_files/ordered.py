@@ -23,12 +23,9 @@ _UNKNOWN_FILE = "streamsem: a row is of a file that was not planned"
 
 def position(path: Column | None = None, block: Column | None = None) -> list[Column]:
     """
-    Return the columns :data:`POSITION` of a DataFrame: the file of a row, where its block begins in the file, and a number that increases within the block.
+    Return the columns :data:`POSITION`: the file of a row, the start of its block in bytes, and a number that increases within the block.
 
     The DataFrame must read files, with only projections and filters above. A task reads the rows of a block in their order, so the third column numbers them.
-
-    :param path: the path as Spark returns it; default: that of the hidden column ``_metadata``
-    :param block: the start of the block in bytes; default: that of the hidden column ``_metadata``
     """
     path = F.col("_metadata.file_path") if path is None else path
     block = F.col("_metadata.file_block_start") if block is None else block
@@ -43,12 +40,9 @@ def plain_path(path: Column) -> Column:
 
 def in_order(frame: DataFrame, paths: Iterable[str], *, first: Sequence[Column] = ()) -> DataFrame:
     """
-    Sort the rows by file, and within a file by position. Drops the columns :data:`POSITION`.
+    Sort the rows by ``first``, then by file, and within a file by position. Drops the columns :data:`POSITION`.
 
     A transform that only projects and filters keeps this order, and so do the staged files.
-
-    :param paths: the paths of all files in their order, below ``plain_root``
-    :param first: columns that are compared before the files
     """
     numbers = {path: number for number, path in reversed([*enumerate(paths)])}  # a path may occur twice
     return _numbered(frame, numbers).orderBy(*first, _NUMBER, BLOCK, ROW).drop(_NUMBER, *POSITION)
@@ -57,10 +51,8 @@ def in_order(frame: DataFrame, paths: Iterable[str], *, first: Sequence[Column] 
 def with_offered(frame: DataFrame, ordinals: Mapping[str, int]) -> DataFrame:
     """
     Add the columns :data:`OFFERED`: the path of the file, and a text that increases with the ordinal of the file, then with the position of a row in it.
-    Drops the columns :data:`POSITION`.
 
-    :param ordinals: path of each file, below ``plain_root`` → its ordinal
-    :raises DataError: the ordinal of a file is unknown. Nothing became visible
+    Drops the columns :data:`POSITION`. Rows of a file without an ordinal fail with ``DataError``.
     """
     if min(ordinals.values()) < 0:
         summary = "the plan has no ordinals of files, because the source had no positions when it was planned"

@@ -20,9 +20,7 @@ class FilePin:
     A planned file.
 
     :param path: relative to the location of the source
-    :param bytes: size in bytes
     :param identity: ``etag:<etag>`` or ``mtime:<nanoseconds>``
-    :param partition_types: partition column → Spark type, for all partition columns of the plan
     :param ordinal: the number of the file in the order of discovery, if the source offers it as a column; else -1
     """
 
@@ -34,12 +32,7 @@ class FilePin:
 
 
 def read_pins(pins: Json, *, location: str, is_read: Callable[[str], bool]) -> tuple[FilePin, ...]:
-    """
-    Decode the pins of a plan.
-
-    :param is_read: returns whether the source may read a path
-    :raises LogDamagedError: the pins have another form, or name a file that the source does not read
-    """
+    """Decode pins. A pin of another form, or of a path that the source may not read, is refused (``LogDamagedError``)."""
     summary = "the pins of a plan are not files of the source; nothing was read"
     try:
         decoded = tuple(build(FilePin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))

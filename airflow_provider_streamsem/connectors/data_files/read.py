@@ -29,12 +29,9 @@ def read_files(
     spark: SparkSession, paths: Sequence[str], *, format: str, schema: str, metadata: Sequence[Column] = ()
 ) -> DataFrame:
     """
-    Return the rows of data files as a DataFrame. A column that a file does not have is null in its rows.
+    Return the rows of data files (absolute paths or URLs). A column that a file does not have is null in its rows.
 
-    :param paths: absolute paths or URLs. If there are none, the DataFrame has no rows
-    :param schema: the columns of the DataFrame, as an outcome records them
-    :param metadata: further columns, computed from Spark's metadata of the files
-    :raises LogDamagedError: this Spark version cannot parse the schema, or the schema has a user-defined type
+    The schema comes from the log: one that this Spark version cannot parse, or with a user-defined type, is refused (``LogDamagedError``).
     """
     from pyspark.sql.types import StructType
 

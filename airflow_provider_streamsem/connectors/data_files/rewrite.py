@@ -31,15 +31,7 @@ def batches(file: BinaryIO) -> Iterator[Any]:
 
 
 def write(target: Any, rows: Iterable[Any], schema: pa.Schema, **options: Any) -> Any:
-    """
-    Write rows to a Parquet file. Its footer has statistics of top-level columns without floats only.
-
-    :param target: a path or file to write
-    :param rows: pyarrow tables. Columns and struct fields that they lack become null
-    :param options: arguments of ``pyarrow.parquet.ParquetWriter``
-    :returns: the metadata of the file
-    :raises pyarrow.ArrowInvalid: a value does not fit the schema
-    """
+    """Write rows to a Parquet file, and return its metadata. The footer has no statistics of floats and nested columns. Columns that rows lack become null."""
     # pyarrow leaves NaN out of the bounds of a row group, so that DuckDB, which orders NaN above all numbers, would skip the group.
     bounded = [
         each.name for each in schema if not pa.types.is_nested(each.type) and not pa.types.is_floating(each.type)
@@ -53,11 +45,7 @@ def write(target: Any, rows: Iterable[Any], schema: pa.Schema, **options: Any) -
 
 
 def changed(before: Read, after: Read, schema: pa.Schema) -> dict[str, Any] | None:
-    """
-    Compare the rows that were to be written with the rows of the new files, in any order.
-
-    :returns: ``None`` if all values are equal, else the facts for an error: the numbers of rows, and the columns that differ
-    """
+    """Compare rows in any order. Return ``None`` if all values are equal, else the facts for an error: the numbers of rows, and the columns that differ."""
     expected, found = contents(before(), schema), contents(after(), schema)
     if expected == found:
         return None
@@ -75,7 +63,7 @@ def _aligned(table: Any, schema: pa.Schema) -> Any:
 
 
 def _groups(tables: Iterable[Any]) -> Iterator[Any]:
-    """Combine tables into row groups, because many small row groups are slow to read."""
+    """Many small row groups are slow to read."""
     group: list[Any] = []
     for table in tables:
         group.append(table)

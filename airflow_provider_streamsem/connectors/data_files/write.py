@@ -91,14 +91,9 @@ class _Sink(Protocol):
 
 def write_files(frame: DataFrame, sink: _Sink, location: str) -> frozenset[str] | None:
     """
-    Write a DataFrame into the directory of an attempt.
+    Write a DataFrame into the directory of an attempt. Returns what ``direct_commit.write`` does; ``None``: all files below ``location`` are accepted.
 
-    The frame gets an encoded copy of each partition column, under a reserved name. Spark partitions by the copy, and does not store it in the files. The files
-    contain the partition column itself.
-
-    :returns: the names, relative to ``location``, of the files that Spark has accepted; ``None`` if all files below ``location`` are accepted
-    :raises DataError: a partition column is missing or has an unsupported type; column names collide; or a value cannot be stored without loss. Nothing became
-        visible
+    Spark partitions by encoded copies of the partition columns under reserved names. Files contain the columns themselves, and not the copies.
     """
     by_name = {field.name: field.dataType for field in frame.schema.fields}
     copies = partition_columns(sink.partition_by)
@@ -157,11 +152,8 @@ def refusing_lossy_values(
     frame: DataFrame, names: Sequence[str] | None = None, *, keeps_maps: bool = False
 ) -> DataFrame:
     """
-    Return the same rows. The write fails if it evaluates a value that JSON, CSV or a Python client would change.
+    Make the write fail for values that JSON, CSV or a Python client would change: texts of invalid UTF-8, and maps with duplicate keys.
 
-    Such values are strings that are not valid UTF-8, and maps with duplicate keys.
-
-    :param names: the columns to check; ``None``: all columns
     :param keeps_maps: whether the output keeps duplicate keys of maps. If so, maps are not checked
     """
     fields = frame.schema.fields
@@ -170,7 +162,6 @@ def refusing_lossy_values(
 
 
 def _refused(field: StructField, keeps_maps: bool) -> Column:
-    """Return the column unchanged. Its evaluation fails for a value that JSON cannot represent completely."""
     value = quoted(field.name)
     if not keeps_maps:
         value = _checked(value, field, MapType, _has_duplicate_key, _DUPLICATE_KEY_MESSAGE)
@@ -181,7 +172,7 @@ def _refused(field: StructField, keeps_maps: bool) -> Column:
 def _checked(
     value: Column, field: StructField, sought: type[DataType], is_bad: Callable[[Column], Column], message: str
 ) -> Column:
-    """Return the value unchanged. Its evaluation fails if it is bad: if the value, or a value nested in it, has the sought type and ``is_bad`` is true."""
+    """Return the value. Its evaluation fails if it, or a value nested in it, has the sought type and is bad."""
     if not holds(field.dataType, sought):
         return value
     return F.when(anywhere(quoted(field.name), field.dataType, sought, is_bad), _refusal(message, field)).otherwise(
@@ -204,7 +195,7 @@ def _refusing(frame: DataFrame, sought: type[DataType], is_bad: Callable[[Column
 
 
 def _is_lost_day(day: Column) -> Column:
-    """Return whether a date is one of those that ORC cannot store. Readers would get 1582-10-15 instead."""
+    """ORC cannot store some dates: readers would get 1582-10-15 instead."""
     return (day >= F.expr("date'1582-10-05'")) & (day <= F.expr("date'1582-10-14'"))
 
 
@@ -226,7 +217,7 @@ def _naming_refusals(sink: _Sink) -> Iterator[None]:
 
 
 def _umask_option(session: SparkSession) -> dict[str, str]:
-    """Return the umask of this process as a Hadoop option, unless Spark's configuration sets one. With Hadoop's default, every user can read the files."""
+    """With Hadoop's default umask, every user could read the files."""
     names = (UMASK, f"spark.hadoop.{UMASK}")
     is_set = any(session.conf.get(name, "") for name in names)
     return {} if is_set else {UMASK: f"{process_umask():03o}"}

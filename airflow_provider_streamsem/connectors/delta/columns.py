@@ -25,13 +25,7 @@ _ZONE = re.compile(r".*(Z|[+-][0-9]{2}:?[0-9]{2})")
 
 @dataclass(frozen=True, slots=True)
 class Columns:
-    """
-    The columns of a table at one version.
-
-    :param schema: columns in Delta's form, with the physical names of mapped columns and without other metadata
-    :param partition_by: logical names of the partition columns
-    :param has_feed: whether the table writes a change data feed
-    """
+    """The columns of a table at one version, with the physical names of mapped columns in ``schema``, and logical names in ``partition_by``."""
 
     schema: str
     partition_by: tuple[str, ...]
@@ -44,12 +38,7 @@ class Columns:
 
 
 def columns_of(table: Any, location: str, *, reads_changes: bool) -> Columns:
-    """
-    Return the columns of an opened table at its version.
-
-    :param table: a ``deltalake.DeltaTable``
-    :raises SourceChangedError: the table has features that this source cannot read; the error names them. Nothing was written
-    """
+    """Return the columns of a ``deltalake.DeltaTable`` at its version. Refuses features that this source cannot read (``SourceChangedError``)."""
     protocol, metadata = table.protocol(), table.metadata()
     fields: list[dict[str, Any]] = json.loads(table.schema().to_json())["fields"]
     features = set(protocol.reader_features or ()) - {*_FEATURES}
@@ -90,11 +79,7 @@ def physical_name(field: dict[str, Any]) -> str:
 
 
 def spark_type(kind: Any, *, physical: bool) -> Any:
-    """
-    Return a type in the form of Spark's schema JSON. Every column, field and value may be null, as Spark's readers of files return it.
-
-    :param physical: whether fields have their physical names
-    """
+    """Return a type in the form of Spark's schema JSON. Everything may be null, as Spark's readers of files return it."""
     if isinstance(kind, list):
         return [spark_type(item, physical=physical) for item in kind]
     if not isinstance(kind, dict):

@@ -92,7 +92,7 @@ def _rewrite_of(
 
 
 def _written(target: RewrittenTable, group: Sequence[AddedFile]) -> list[NewFile]:
-    """Return one new file; none if the small files have no rows."""
+    """Returns no file if the small files have no rows."""
 
     def rows() -> Iterator[Any]:
         return chain.from_iterable(target.rows(file) for file in group)

@@ -29,14 +29,7 @@ from airflow_provider_streamsem.stores.contract import normalised
 def of_version(
     table: Any, columns: Columns, location: str, *, committed_ms: int, change: Change
 ) -> list[tuple[FilePin, int]]:
-    """
-    Return the files of the table at the version at which it is opened, in the order in which they were written, then of their paths.
-
-    :param table: a ``deltalake.DeltaTable``
-    :param committed_ms: value of :attr:`FilePin.committed_ms`
-    :returns: pins, each with the time when its file was written, in milliseconds UTC
-    :raises SourceChangedError: a file is outside the table's location. Nothing was written
-    """
+    """Return the pins of the files of the open table, ordered by the times when they were written (milliseconds UTC, returned with each pin), then by path."""
     import pyarrow
 
     physical = {field["name"]: physical_name(field) for field in fields_of(columns.schema)}
@@ -62,12 +55,7 @@ def of_version(
 
 
 def deleted_rows(table: Any, location: str) -> dict[str, Any]:
-    """
-    Return the rows that deletion vectors remove from the table at the version at which it is opened.
-
-    :param table: a ``deltalake.DeltaTable``
-    :returns: path relative to the table, without escapes → row numbers in the file, ascending, as a numpy array
-    """
+    """Return path (relative to the table, without escapes) → numbers of the rows that deletion vectors remove, ascending, as a numpy array."""
     if "deletionVectors" not in (table.protocol().reader_features or ()):
         return {}
     import numpy
@@ -97,13 +85,7 @@ def digest_of_deleted(table: Any, location: str) -> str:
 
 
 def of_entry(entry: Entry, location: str, *, changes: str, committed_ms: int) -> list[FilePin]:
-    """
-    Return the files that hold the new rows, or the changes, of one version.
-
-    :param changes: ``refuse``, ``skip`` or ``read``: what to do with a version that changes or deletes rows
-    :param committed_ms: when the version was committed, in milliseconds UTC
-    :raises SourceChangedError: the version changes rows and ``changes`` is ``refuse``, or a file is outside the table's location. Nothing was written
-    """
+    """Return the files that hold the new rows, or the changes, of one version. Refuses changed rows if ``changes`` is ``refuse`` (``SourceChangedError``)."""
     facts = {"table": location, "version": entry.version, "operation": entry.operation or "unknown"}
     if entry.changes_rows and changes == "refuse":
         summary = "a version of the Delta table changes, deletes or restores rows; nothing was written"
@@ -127,11 +109,7 @@ def of_entry(entry: Entry, location: str, *, changes: str, committed_ms: int) ->
 
 
 def check(entry: Entry, pins: Sequence[FilePin], columns: Columns, location: str) -> None:
-    """
-    Check the files of a version against the columns of the table.
-
-    :raises SourceChangedError: the version changes rows, and the table has no change data feed; or a file has other partition columns. Nothing was written
-    """
+    """Refuse a version that changes rows of a table without a change data feed, or a file with other partition columns (``SourceChangedError``)."""
     facts = {"table": location, "version": entry.version, "operation": entry.operation or "unknown"}
     if pins and entry.changes_rows and not columns.has_feed:
         summary = (

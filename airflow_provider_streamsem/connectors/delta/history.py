@@ -27,15 +27,12 @@ _PAGE = 1000
 @dataclass(frozen=True, slots=True)
 class Entry:
     """
-    One entry of the table's log: the changes of one version.
+    One entry of the table's log.
 
     :param digest: sha256 of the bytes of the entry
-    :param operation: name of the operation, such as ``WRITE``; ``""`` if the writer gave none
-    :param in_commit_ms: the entry's own timestamp in milliseconds UTC; ``None`` unless the table has in-commit timestamps
+    :param in_commit_ms: milliseconds UTC; ``None`` unless the table has in-commit timestamps
     :param defines_table: whether the entry sets columns, properties or the protocol of the table
-    :param added: ``add`` actions that change data
-    :param removed: ``remove`` actions that change data
-    :param feed: files of the change data feed
+    :param added: ``add`` actions that change data; ``removed`` likewise
     """
 
     version: int
@@ -54,11 +51,7 @@ class Entry:
 
 
 def parse(version: int, data: bytes, location: str) -> Entry:
-    """
-    Parse an entry.
-
-    :raises SourceChangedError: the bytes are not an entry. Nothing was written
-    """
+    """Bytes that are not an entry are refused (``SourceChangedError``)."""
     try:
         actions = [json.loads(line) for line in data.splitlines() if line.strip()]
         actions_by_kind = {
@@ -81,59 +74,42 @@ def parse(version: int, data: bytes, location: str) -> Entry:
 
 
 class History:
-    """
-    The entries of one table's log.
-
-    :param location: location of the table
-    """
+    """The entries of the log of the table at a location."""
 
     def __init__(self, location: str) -> None:
         self._location = location
         self._store = open_dataset(location)
 
     def entry(self, version: int) -> Entry | None:
-        """
-        Read one entry; ``None`` if it does not exist.
-
-        :raises UnavailableError: the store did not report the result of a request
-        """
+        """Return ``None`` if the entry does not exist."""
         data = self._request(lambda: self._store.read(f"_delta_log/{version:020d}.json"))
         return None if data is None else parse(version, data, self._location)
 
     def actions(self, version: int) -> list[dict[str, Any]] | None:
-        """
-        Read the actions of one entry, also those that change no data; ``None`` if the entry does not exist.
-
-        :raises UnavailableError: the store did not report the result of a request
-        """
+        """Return all actions of one entry, also those that change no data; ``None`` if the entry does not exist."""
         data = self._request(lambda: self._store.read(f"_delta_log/{version:020d}.json"))
         return None if data is None else [json.loads(line) for line in data.splitlines() if line.strip()]
 
     def entries(self, start: int, end: int) -> Iterator[tuple[int, Entry | None]]:
-        """Yield each version of ``[start, end)`` with its entry; ``None`` if it does not exist. Reads up to 64 entries ahead, 16 at a time."""
+        """Yield each version of ``[start, end)``; ``None`` if it has no entry. Reads up to 64 entries ahead, 16 at a time."""
         for first in range(start, end, _AT_ONCE):
             versions = range(first, min(end, first + _AT_ONCE))
             yield from zip(versions, in_threads(self.entry, versions), strict=True)
 
     def oldest(self) -> int:
-        """Return the oldest version that has an entry; 0 if there is none."""
+        """0 if there is no entry."""
         return next((version for version, _ in self._list_entries(0, _PAGE)), 0)
 
     def times(self, start: int) -> list[tuple[int, int]]:
-        """
-        Return ``(version, time)`` of the entries at or above ``start``, with times in milliseconds UTC.
-
-        A time is the modification time of the entry, or that of an older entry if that is later, as in Delta's own readers.
-        """
+        """Return ``(version, time)`` of the entries at or above ``start``, in milliseconds UTC. As in Delta's own readers, times never decrease."""
         listed = list(self._list_entries(start))
         return [*zip((v for v, _ in listed), accumulate((ms for _, ms in listed), max), strict=True)]
 
     def first_at(self, at_ms: int, *, in_commit: bool) -> tuple[int, bool]:
         """
-        Find the first version that was committed at or after a time.
+        Return the first version that was committed at or after a time (one past the newest if all are older), and whether it is the oldest entry.
 
-        :param in_commit: whether the entries have their own timestamps. If so, the search reads some of the entries
-        :returns: the version, one past the newest if all are older; and whether it is the oldest entry of the log
+        With ``in_commit``, the entries have their own timestamps, and the search reads some of the entries.
         """
         times = self.times(0)
         low, high = 0, len(times)

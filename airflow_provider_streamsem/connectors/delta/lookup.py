@@ -24,8 +24,6 @@ class SnapshotPin:
     """
     The rows of a table at one version. The files are part of the pin, so that the version can be read after its entries were deleted from the table's log.
 
-    :param table: the table and its columns; ``start`` is the version
-    :param files: the files of the version
     :param deleted: sha256 of the rows that deletion vectors remove; ``""`` if there are none
     """
 

@@ -35,13 +35,9 @@ _READERS = 16
 
 def merge(table: Any, location: str, batch: SinkCommit, keys: Sequence[str], properties: Any) -> bool:
     """
-    Merge a batch into a table in one entry of the table's log: each row replaces the row with the same keys, or is inserted.
+    Replace rows with the same keys, or insert them, in one entry on top of the version of ``table``. Return whether the entry was committed.
 
-    :param table: a ``deltalake.DeltaTable``; the merge applies to its version
-    :param properties: ``deltalake.CommitProperties`` with the marker and without retries
-    :returns: ``True``: the entry was committed
-    :raises PublishError: the staged rows differ from the count at staging, the merge would change dates or times of the table, or the rows of the new files
-        differ from the rows that were to be written
+    ``properties`` (``deltalake.CommitProperties``) has the marker, and no retries. Files whose rows are not exactly the expected rows fail (``PublishError``).
     """
     from deltalake import Schema
 

@@ -19,12 +19,7 @@ _FEED = "delta.enableChangeDataFeed"
 
 
 def check_columns(fields: Sequence[Any], partition_by: Sequence[str]) -> None:
-    """
-    Refuse partition columns of types whose values readers of the table's log parse in different ways.
-
-    :param fields: columns in Delta's form
-    :raises DataError: names the columns. Nothing became visible
-    """
+    """Refuse partition columns of types whose values readers of the table's log parse in different ways."""
     unsupported = [f["name"] for f in fields if f["name"] in partition_by and f["type"] not in PARTITION_TYPES]
     if unsupported:
         summary = "columns of this type cannot partition a Delta table that is merged by key"
@@ -34,11 +29,7 @@ def check_columns(fields: Sequence[Any], partition_by: Sequence[str]) -> None:
 
 
 def misspelt(table: Any) -> list[str]:
-    """
-    Return the paths of files that delta-rs would spell in another way than the table's log does.
-
-    An entry of delta-rs cannot remove such a file, because delta-rs escapes the path in it.
-    """
+    """Return the paths that delta-rs would escape in another way than the table's log does. So an entry of delta-rs cannot remove these files."""
     paths: list[str] = table.get_add_actions()["path"].to_pylist()
     return [path for path in paths if quote(unquote(path), safe=_UNESCAPED) != path]
 

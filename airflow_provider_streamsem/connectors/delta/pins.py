@@ -20,12 +20,10 @@ class TablePin:
     """
     The state of the table with which all files of a plan are read. It is the first pin of a plan.
 
-    :param table_id: id of the table, from its metadata
-    :param start: first version of the table whose files are read, inclusive. For a part of a snapshot: the version of the snapshot
+    :param start: first version whose files are read, inclusive; of a snapshot: its version
     :param end: end of these versions, exclusive
     :param schema: columns in Delta's form, with the physical names of mapped columns
-    :param partition_by: names of the partition columns
-    :param reader: ``parquet``: Spark's Parquet reader reads the files; ``delta``: Spark's Delta package reads the change data feed of the versions
+    :param reader: ``parquet``: Spark's Parquet reader reads the files; ``delta``: Spark's Delta package reads the change data feed
     """
 
     table_id: str
@@ -36,7 +34,6 @@ class TablePin:
     reader: Literal["parquet", "delta"]
 
     def check(self) -> None:
-        """Raise ``ValueError`` if the schema has another form."""
         schema = json.loads(self.schema)
         if not isinstance(schema, dict) or not isinstance(schema.get("fields"), list):
             raise ValueError("the schema has no fields")
@@ -69,7 +66,7 @@ class FilePin:
 
     @property
     def key(self) -> str:
-        """The path relative to the table, without escapes."""
+        """Without escapes."""
         return unquote(self.path)
 
     @property
@@ -79,5 +76,4 @@ class FilePin:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The fields of an error that name the file."""
         return {"version": self.version, "file": self.key}

@@ -37,14 +37,7 @@ class _Selected(Selected):
 
 
 class DeltaPlanner(TablePlanner):
-    """
-    A Delta source that is bound to a commit log.
-
-    :param path: location of the table
-    :param changes: ``refuse``, ``skip`` or ``read``: what to do with a version that changes rows
-
-    The hint names the newest entry that a plan has read: ``{"version": v, "entry": sha256}``. It detects a history that was rewritten.
-    """
+    """The hint is the newest entry that a plan has read: ``{"version": v, "entry": sha256}``. It detects a history that was rewritten."""
 
     versions, initial, number = VERSIONS, SNAPSHOT, "version"
     recreated_error = "the Delta table has another id than in the committed offsets: it was deleted and recreated, or replaced. Nothing was written"

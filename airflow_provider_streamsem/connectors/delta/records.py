@@ -47,14 +47,9 @@ _NO_PACKAGE = ("DATA_SOURCE_NOT_FOUND", "DELTA_CONFIGURE_SPARK_SESSION_WITH_EXTE
 
 class DeltaRecords(rows.TableRecords):
     """
-    The rows of the planned files.
+    The rows of the planned files. ``deleted``: file → numbers of its deleted rows, as a numpy array.
 
-    :param location: location of the table
-    :param table: the columns with which the files are read
-    :param reads_changes: whether the rows have the columns of the change data feed
-    :param deleted: file → numbers of the rows that deletion vectors remove, as a numpy array
-    :param in_order: whether to distribute the rows by the table's version. In a version, rows with former values precede rows with new values
-    :raises DataError: the versions need Spark's Delta package, and Spark does not have it. Nothing became visible
+    With ``in_order``, rows are distributed by version, and rows with former values precede those with new values.
     """
 
     def __init__(
@@ -85,7 +80,6 @@ class DeltaRecords(rows.TableRecords):
             self.frame, self.groups = self._changes_in_groups()
 
     def check_read(self, read: int) -> None:
-        """Compare with the number that the table's log, or the footers of the files, state."""
         if self._table.reader == "parquet":
             versions = (self._table.start, self._table.end)
             rows.check_read(self._location, self._files, read, table=self._location, versions=versions)
@@ -187,12 +181,7 @@ class DeltaRecords(rows.TableRecords):
 
 
 def without_rows(spark: SparkSession, schema: str, *, reads_changes: bool) -> ParsedRecords:
-    """
-    Return the columns of a table, without rows.
-
-    :param schema: columns in Delta's form
-    :param reads_changes: whether to add the columns of the change data feed
-    """
+    """``schema`` has columns in Delta's form."""
     columns = _struct(fields_of(schema), physical=False)
     frame = spark.createDataFrame([], columns)
     if reads_changes:
@@ -210,7 +199,7 @@ def _struct(fields: Sequence[Mapping[str, Any]], *, physical: bool) -> StructTyp
 
 
 def _logical(field: Mapping[str, Any], value: Column | None) -> Column:
-    """Return a column under its logical name and type. ``value`` is its partition value as text, if it is a partition column."""
+    """``value`` is the partition value as text, if the field is a partition column."""
     target = _struct([field], physical=False).fields[0]
     stored = F.col(quoted(physical_name(dict(field)))) if value is None else value
     return stored.cast(target.dataType).alias(target.name)

@@ -105,7 +105,7 @@ def _schema(table: Any) -> list[Any]:
 
 
 def _fields(fields: Sequence[Any], above: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
-    """Yield each column and each field of its structs, with its path. Fields inside arrays and maps are not included."""
+    """Yield each column and each field of its structs, with its path. Leaves out fields inside arrays and maps."""
     for field in fields:
         path = (*above, field["name"])
         yield path, field
@@ -140,7 +140,6 @@ class Requirements:
 
     @classmethod
     def of(cls, table: Any) -> Requirements:
-        """Read the requirements from a table's schema."""
         fields = list(_fields(_schema(table)))
         lengths = []
         for path, field in fields:
@@ -150,23 +149,14 @@ class Requirements:
         return cls(tuple(path for path, field in fields if not field["nullable"]), tuple(lengths))
 
     def check_columns(self, names: Sequence[str]) -> None:
-        """
-        Refuse rows that lack a column that must not be null.
-
-        :param names: columns of the rows; empty for a batch without rows
-        :raises DataError: names the missing columns. Nothing became visible
-        """
+        """Refuse rows that lack a column that must not be null. No names: a batch without rows."""
         missing = sorted({path[0] for path in self.never_null if len(path) == 1} - {*names}) if names else []
         if missing:
             summary = "the rows lack columns that are NOT NULL in the Delta table"
             raise DataError(summary, columns=missing)
 
     def check_values(self, location: str, staged: Committable) -> None:
-        """
-        Refuse staged files with values that the table does not accept. Nulls are counted from the footers. A file whose footer has no counts is read.
-
-        :raises DataError: names the columns. Nothing became visible
-        """
+        """Refuse staged files with values that the table does not accept. Nulls are counted from the footers. A file whose footer has no counts is read."""
         if not staged.rows or not (self.never_null or self.lengths):
             return
         dataset = open_dataset(location)
@@ -214,7 +204,7 @@ def _with_nulls(dataset: Dataset, key: str, paths: Sequence[tuple[str, ...]]) ->
 
 
 def _null_count(parquet: Any, path: tuple[str, ...]) -> int | None:
-    """Return the number of nulls of a column from the footer; ``None`` if the footer has no counts for the column, or if it is not a leaf column."""
+    """``None`` if the footer has no counts for the column, or if it is not a leaf column."""
     if any("." in name for name in path):
         return None
     names = [parquet.schema.column(at).path for at in range(parquet.num_columns)]

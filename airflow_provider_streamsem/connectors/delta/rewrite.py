@@ -33,12 +33,7 @@ AddedFile = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class NewFile:
-    """
-    A file that no entry of the table's log references yet.
-
-    :param key: its path below the table
-    :param partition: partition column → the text of its value
-    """
+    """A file that no entry of the table's log references yet. ``partition``: column → the text of its value."""
 
     key: str
     bytes: int
@@ -56,12 +51,7 @@ class RowsDifferError(Exception):
 
 
 class RewrittenTable:
-    """
-    A table whose rows are rewritten.
-
-    :param location: location of the table
-    :param table: a ``deltalake.DeltaTable``
-    """
+    """A ``deltalake.DeltaTable`` whose rows are rewritten."""
 
     def __init__(self, location: str, table: Any) -> None:
         self.location, self._table, self._dataset = location, table, open_dataset(location)
@@ -71,19 +61,13 @@ class RewrittenTable:
 
     @property
     def dataset(self) -> Dataset:
-        """The files of the table."""
         return self._dataset
 
     def files(self) -> list[AddedFile]:
-        """Return the add actions of the table."""
         return pa.table(self._table.get_add_actions(flatten=True)).to_pylist()  # type: ignore[no-any-return]
 
     def rows(self, file: AddedFile, columns: Sequence[str] | None = None) -> Iterator[Any]:
-        """
-        Yield the rows of a data file as pyarrow tables, with the types of the file. Partition columns have the values of the add action.
-
-        :param columns: the columns to read; ``None``: all columns
-        """
+        """Yield pyarrow tables with the types of the file. Partition columns have the values of the add action."""
         names = [name for name in self.schema.names if columns is None or name in columns]
         with self._dataset.open(self._dataset.stat(unquote(file["path"]))) as opened:  # type: ignore[arg-type]
             parquet = pyarrow.parquet.ParquetFile(opened, coerce_int96_timestamp_unit="us")
@@ -109,17 +93,14 @@ class RewrittenTable:
         return pa.scalar(None if value == "" else value, self.schema.field(name).type)
 
     def partition_of(self, file: AddedFile) -> dict[str, str | None]:
-        """Return the texts of the partition values of a file."""
         return {name: partition_text(file[f"partition.{name}"]) for name in self.partition_by}
 
     def written(self, rows: Callable[[], Iterable[Any]], partition: Mapping[str, str | None] | None) -> list[NewFile]:
         """
-        Write rows to new files, one for each partition, and read the files again to compare all values.
+        Write rows to new files (none without rows), one for each partition, and read them again to compare all values (``RowsDifferError``).
 
-        :param rows: returns the rows as pyarrow tables, the same in each call
+        :param rows: returns the same pyarrow tables in each call
         :param partition: the partition of all rows; ``None`` if they must be divided
-        :returns: the files; none if there are no rows
-        :raises RowsDifferError: the files have other rows
         """
         groups: list[tuple[Iterable[Any], Mapping[str, str | None]]]
         if partition is None and self.partition_by:
@@ -160,17 +141,13 @@ class RewrittenTable:
         return pa.scalar(text, pa.string()).cast(self.schema.field(name).type)
 
     def delete(self, files: Iterable[NewFile]) -> None:
-        """Delete files that no entry references."""
+        """No entry may reference them."""
         for file in files:
             self._dataset.delete(file.key)
 
 
 def actions(new: Iterable[NewFile], removed: Iterable[AddedFile], table: RewrittenTable, *, changes_data: bool) -> list[Any]:  # fmt: skip
-    """
-    Return the actions of an entry that adds new files and removes old ones.
-
-    :param removed: files whose paths :func:`airflow_provider_streamsem.connectors.delta.mergeable.misspelt` does not return. Others would stay in the table
-    """
+    """:func:`airflow_provider_streamsem.connectors.delta.mergeable.misspelt` must not return a path of ``removed``: such a file would stay in the table."""
     from deltalake.transaction import AddAction, RemoveAction
 
     now_ms = SYSTEM_CLOCK.now_ms()

@@ -66,7 +66,7 @@ _DIGITS = 15
 
 @dataclass(slots=True)
 class _Handle:
-    """The handle of one try. ``cached`` is ``None`` if there is no table, and ``entry`` if this try has committed no entry."""
+    """``cached`` is ``None`` if there is no table, and ``entry`` if this try has committed no entry."""
 
     cached: CachedTable | None
     entry: int | None = None
@@ -425,7 +425,7 @@ def _marker(cached: CachedTable, app: str) -> SinkMarker | None:
 
 
 def _fields(schema: str) -> list[dict[str, Any]]:
-    """Return the columns in Delta's form: that of Spark's schema JSON, with every column nullable. ``""`` has no columns."""
+    """In Delta's form: that of Spark's schema JSON, with every column nullable. ``""`` has no columns."""
     fields: list[dict[str, Any]] = [_nullable(field) for field in json.loads(schema)["fields"]] if schema else []
     unsupported = [field["name"] for field in fields if not _is_known(field["type"])]
     if unsupported:
@@ -437,7 +437,7 @@ def _fields(schema: str) -> list[dict[str, Any]]:
 
 
 def _is_known(kind: Any) -> bool:
-    """Return whether the Delta protocol has a type (*Schema Serialization Format*)."""
+    """According to the Delta protocol, *Schema Serialization Format*."""
     if isinstance(kind, dict):
         parts = [field["type"] for field in kind.get("fields", [])]
         parts += [kind[name] for name in ("elementType", "keyType", "valueType") if name in kind]
@@ -446,7 +446,7 @@ def _is_known(kind: Any) -> bool:
 
 
 def _nullable(kind: Any) -> Any:
-    """Return a field or type with every part nullable. Some Delta clients cannot use a table with fields that are not nullable."""
+    """Some Delta clients cannot use a table with fields that are not nullable."""
     if isinstance(kind, list):
         return [_nullable(item) for item in kind]
     if not isinstance(kind, dict):
@@ -463,12 +463,12 @@ def _columns(table: Any) -> list[dict[str, Any]]:
 
 
 def _never(column: str, recorded: str, wider: str) -> bool:
-    """Refuse every type change. A column of a Delta table changes its type only with the table feature typeWidening, which this sink does not support."""
+    """A column changes its type only with the table feature typeWidening, which this sink does not support."""
     return False
 
 
 def _with_types(schema: str, fields: Sequence[dict[str, Any]]) -> str:
-    """Return the schema with the types of these columns; the same text if the types are unchanged."""
+    """Returns the same text if the types are unchanged."""
     original = json.loads(schema)
     types = [field["type"] for field in fields]
     if all(bare(field["type"]) == bare(kind) for field, kind in zip(original["fields"], types, strict=True)):

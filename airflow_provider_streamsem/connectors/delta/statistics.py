@@ -22,13 +22,7 @@ _BOUNDED = ("byte", "short", "integer", "long", "string", "date", "timestamp", "
 
 
 def properties(fields: Sequence[Mapping[str, Any]], partition_by: Sequence[str]) -> dict[str, str]:
-    """
-    Return the properties of a new table that select the columns whose bounds this package always knows.
-
-    Columns that are added later have no statistics, because the files before them have none.
-
-    :param fields: columns in Delta's form
-    """
+    """Return the properties of a new table that select the columns whose bounds are always known. Later columns have none, as old files lack their bounds."""
     selected = [
         field["name"]
         for field in fields
@@ -42,12 +36,7 @@ def _has_bounds(kind: Any) -> bool:
 
 
 def accepted(table: Any, stats: str) -> str:
-    """
-    Return the statistics of a file without its bounds, if the bounds of a column are missing that the table's properties select.
-
-    :param table: a ``deltalake.DeltaTable``
-    :param stats: the result of :func:`airflow_provider_streamsem.connectors.data_files.bounds.delta_stats`
-    """
+    """Return the result of ``bounds.delta_stats`` without its bounds if a column that the properties of the ``deltalake.DeltaTable`` select lacks them."""
     recorded = json.loads(stats)
     rows, nulls = recorded["numRecords"], recorded["nullCount"]
     bounded = {name for name in recorded.get("minValues", {}) if name in nulls}
@@ -58,7 +47,6 @@ def accepted(table: Any, stats: str) -> str:
 
 
 def _selected(table: Any) -> set[str]:
-    """Return the columns for which delta-rs expects bounds."""
     metadata = table.metadata()
     listed, number = (metadata.configuration.get(name) for name in (_COLUMNS, _NUMBER))
     names = [] if listed is None else listed.split(",")
@@ -71,5 +59,4 @@ def _selected(table: Any) -> set[str]:
 
 
 def _is_list(kind: Any) -> bool:
-    """Return whether delta-rs expects no bounds for a type."""
     return kind == "binary" or (isinstance(kind, dict) and kind["type"] in ("array", "map"))

@@ -42,13 +42,7 @@ _lock = Lock()
 
 
 class CachedTable:
-    """
-    An opened table at one version. One caller at a time uses it. Between two callers it is in the cache.
-
-    :param path: location of the table
-    :param options: storage options with which the table was opened
-    :param table: a ``deltalake.DeltaTable``
-    """
+    """An opened ``deltalake.DeltaTable``. One caller at a time uses it. Between two callers it is in the cache."""
 
     def __init__(self, path: str, options: Mapping[str, str], table: Any) -> None:
         self.table = table
@@ -59,16 +53,15 @@ class CachedTable:
 
     @property
     def id(self) -> str:
-        """The id of the table. A recreated table has another one."""
+        """A recreated table has another id."""
         return str(self.table.metadata().id)
 
     @property
     def end(self) -> int:
-        """One past the newest version."""
         return int(self.table.version()) + 1
 
     def transaction(self, app: str) -> int | None:
-        """Return the version in the transaction identifier of an application, as of this version of the table; ``None`` if there is none."""
+        """The version in the transaction identifier of an application, as of this version of the table."""
         at: int = self.table.version()
         known = self._markers.get(app)
         if known is None or known[0] != at:
@@ -79,8 +72,7 @@ class CachedTable:
         """
         Return the number of the entry that restored the table to a state from before the application's newest entry; ``None`` if there is none.
 
-        Reads the entries since the application's newest entry: a single read if there are no other writers. A RESTORE is not found if more than 1,000
-        entries follow it, or if its entry was removed from the table's log.
+        A RESTORE is not found if more than 1,000 entries follow it, or if its entry was removed from the table's log.
         """
         at: int = self.table.version()
         if self._own_entry >= at:
@@ -96,22 +88,14 @@ class CachedTable:
         return None
 
     def record_commit(self, marks: Mapping[str, int], app: str, entry: int) -> None:
-        """
-        Cache the transaction identifiers that the caller's entry has set.
-
-        :param marks: application id → version, as set by the entry. Other identifiers that were cached at the previous version of the table stay valid
-            if their application id starts with ``app``
-        """
+        """Cache the identifiers that the caller's entry has set (``marks``). Of the others, only those of applications that begin with ``app`` stay cached."""
         known = {name: number for name, (at, number) in self._markers.items() if at == entry - 1}
         kept = {name: (entry, number) for name, number in known.items() if name.startswith(app)}
         self._markers |= kept | {name: (entry, number) for name, number in marks.items()}
         self._own_entry = entry
 
     def keep(self) -> None:
-        """
-        Return the table to the cache, for the next caller in this process. Must not be called after a failure, because the state of the table is then
-        unknown.
-        """
+        """Return the table to the cache. Must not be called after a failure, because the state of the table is then unknown."""
         self._newest = self._newest_known()
         with _lock:
             _cache.pop(self._path, None)
@@ -121,11 +105,7 @@ class CachedTable:
                 del _cache[path]
 
     def is_current(self, options: Mapping[str, str]) -> bool:
-        """
-        Update the table to its newest version. Returns whether that succeeded.
-
-        Returns ``False`` if the newest entry that the cache knows has changed in the store, for example because the table was recreated.
-        """
+        """Update the table, and return whether that succeeded: not if the newest entry that the cache knows has changed, as in a recreated table."""
         if options != self._options or self._newest_known() != self._newest:
             return False
         try:
@@ -154,10 +134,9 @@ def _restore_before(restored: Mapping[int, int], at: int, *, own: int) -> int | 
 
 def is_transient(error: BaseException) -> bool:
     """
-    Return whether a deltalake error comes from the store and the same request may succeed later: I/O errors, timeouts, throttling.
+    Return whether the store failed and the same request may succeed later. A denied permission is not transient.
 
-    A denied permission is not transient. deltalake reports a failure of the store during a commit as a failed commit. Only the message shows the
-    difference.
+    deltalake reports a failure of the store during a commit as a failed commit. Only the message shows the difference.
     """
     text = str(error)
     if isinstance(error, PermissionError) or _NO_PERMISSION.search(text):
@@ -172,11 +151,9 @@ def error_class(error: BaseException, refusal: type[StreamsemError]) -> type[Str
 
 def open_newest(path: str, *, refusal: type[StreamsemError] = UnavailableError) -> CachedTable | None:
     """
-    Open the table at its newest version, from the cache if possible. Returns ``None`` if there is no table.
+    Open the table at its newest version, from the cache if possible; ``None`` if there is no table.
 
     :param refusal: class of the error to raise if deltalake cannot read the table and a retry cannot help
-    :raises UnavailableError: the table cannot be opened now
-    :raises InvalidError: the deltalake library is not installed
     """
     options = _store_options(path)
     with _lock:
@@ -202,12 +179,7 @@ def open_newest(path: str, *, refusal: type[StreamsemError] = UnavailableError) 
 
 @contextmanager
 def opened(path: str) -> Iterator[CachedTable]:
-    """
-    Open a table that must exist, at its newest version. After the block, cache it, unless the block failed.
-
-    :raises SourceChangedError: there is no table, or it cannot be read. Nothing was written
-    :raises UnavailableError: the table cannot be opened now
-    """
+    """Open a table that must exist (``SourceChangedError``), at its newest version. Cache it after the block, unless the block failed."""
     cached = open_newest(path, refusal=SourceChangedError)
     if cached is None:
         summary = "there is no Delta table at this location; nothing was written"
@@ -219,12 +191,7 @@ def opened(path: str) -> Iterator[CachedTable]:
 
 
 def open_at_version(path: str, version: int) -> Any:
-    """
-    Open the table at a version, and return a ``deltalake.DeltaTable``. It is not cached.
-
-    :raises SourceChangedError: deltalake cannot build this version, because entries or checkpoints of the table's log are missing
-    :raises UnavailableError: the table cannot be opened now
-    """
+    """Return a ``deltalake.DeltaTable``, not cached. Missing entries or checkpoints of the table's log raise ``SourceChangedError``."""
     from deltalake import DeltaTable
 
     options = _store_options(path)
@@ -237,23 +204,13 @@ def open_at_version(path: str, version: int) -> Any:
 
 
 def checked_path(name: str, path: object) -> str:
-    """
-    Validate the location of a table.
-
-    :raises InvalidError: delta-rs and Spark would read the path in different ways
-    """
+    """Refuse a location that delta-rs and Spark would read in different ways."""
     accepted = "a path without backslashes and %XX, which delta-rs and Spark read in different ways"
     return arguments.text(name, path, pattern=r"(?=.*\S)(?:[^%\\]|%(?![0-9A-Fa-f]{2}))*", accepted=accepted)
 
 
 def create(path: str, fields: Sequence[Mapping[str, Any]], partition_by: Sequence[str]) -> CachedTable:
-    """
-    Create an empty table, or return the table that another process created concurrently.
-
-    :param fields: its columns, in Delta's form
-    :raises UnavailableError: the table cannot be created now
-    :raises PublishError: the table cannot be created, and a retry cannot help. Nothing of the batch is in the table
-    """
+    """Create an empty table from columns in Delta's form, or return the table that another process created concurrently."""
     from deltalake import CommitProperties, DeltaTable, Schema
 
     schema = Schema.from_json(json.dumps({"type": "struct", "fields": fields}))
@@ -278,7 +235,7 @@ def create(path: str, fields: Sequence[Mapping[str, Any]], partition_by: Sequenc
 
 
 def _store_options(path: str) -> dict[str, str]:
-    """Return this process's S3 access options in deltalake's form. A local table needs none, so no credentials are resolved for it."""
+    """In deltalake's form. A local table needs none, so no credentials are resolved for it."""
     if split_url(path)[0] != "s3":
         return {}
     access = s3.resolved()

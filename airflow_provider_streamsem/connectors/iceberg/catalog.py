@@ -54,12 +54,7 @@ _URI_QUERY = ("application_name", "charset", "connect_timeout", "sslcert", "sslk
 
 
 def check_properties(where: str, properties: Mapping[str, str], *, accepts_secrets: bool = False) -> None:
-    """
-    Refuse properties that name code, and properties that are not in the allow-list.
-
-    :param accepts_secrets: whether the properties may contain secrets. ``True`` only for a connection, because the log stores the spec
-    :raises InvalidError: names the properties, without their values
-    """
+    """Refuse properties that name code or are not in the allow-list. The log stores the spec, so only a connection may have secrets."""
     refused = sorted(name for name in properties if _CODE.search(name) or not _ACCEPTED.fullmatch(name))
     if refused:
         raise InvalidError(
@@ -80,7 +75,7 @@ def check_properties(where: str, properties: Mapping[str, str], *, accepts_secre
 
 
 def _query(uri: str) -> str:
-    """Return the query string of a database URL; ``""`` for the URL of a catalog server, whose query is not checked."""
+    """``""`` for the URL of a catalog server, whose query is not checked."""
     parts = urlsplit(uri)
     return "" if parts.scheme in _PLAIN_SCHEMES else parts.query
 
@@ -97,14 +92,12 @@ def _refuse_code(origin: str, properties: Mapping[str, Any]) -> None:
 @contextmanager
 def opened(name: str, properties: Mapping[str, str], conn_id: str | None, location: str) -> Iterator[Catalog]:
     """
-    Open the catalog, and close it at the end of the block.
+    Open the catalog for the block.
 
-    Properties of the connection override those of the spec, and both override this process's S3 access. pyiceberg adds the properties that its
-    configuration file and ``PYICEBERG_CATALOG__<NAME>__*`` set for this catalog name.
+    Properties of the connection override those of the spec, and both override this process's S3 access. pyiceberg adds the properties that its configuration
+    file and ``PYICEBERG_CATALOG__<NAME>__*`` set for this catalog name.
 
     :param location: location of the staged files. On S3, the table's files are accessed with this process's S3 access
-    :raises InvalidError: pyiceberg or a library that the catalog needs is not installed, or the properties are not those of a catalog
-    :raises UnavailableError: the catalog cannot be opened
     """
     try:
         from pyiceberg.catalog import load_catalog
@@ -150,13 +143,7 @@ def opened(name: str, properties: Mapping[str, str], conn_id: str | None, locati
 
 
 def table(catalog: Catalog, name: str, *, refusal: type[StreamsemError]) -> Table | None:
-    """
-    Load a table in its current state; ``None`` if there is none.
-
-    :param name: ``namespace.table``
-    :param refusal: the error to raise if pyiceberg permanently cannot read the table
-    :raises UnavailableError: the table cannot be loaded now
-    """
+    """Load ``namespace.table``; ``None`` if there is none. ``refusal`` is raised if pyiceberg can never read the table."""
     from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
 
     try:
@@ -176,12 +163,7 @@ def error_class(error: BaseException, refusal: type[StreamsemError]) -> type[Str
 
 
 def is_transient(error: BaseException) -> bool:
-    """
-    Return whether an error comes from the catalog service, the store or another writer, and the same request may succeed later.
-
-    Transient errors are I/O errors, timeouts, throttling, refused commits, and tables that other writers created or dropped concurrently. All other
-    errors would occur again, including denied permissions.
-    """
+    """Return whether the same request may succeed later: I/O errors, timeouts, throttling, refused commits, and concurrently created or dropped tables."""
     from pyiceberg import exceptions as errors
 
     from airflow_provider_streamsem.connectors.iceberg.commit import RefusedError

@@ -48,10 +48,9 @@ _NEWEST_FORMAT = 2
 
 def iceberg_schema(schema: str, partition_by: Sequence[str]) -> Schema:
     """
-    Convert the columns of the staged rows to an Iceberg schema. Every column is optional. The field ids are temporary, because the table assigns other ids.
+    Convert the columns of the staged rows (Spark schema JSON; ``""``: none) to an Iceberg schema. Every column is optional.
 
-    :param schema: schema JSON in Spark's form; ``""`` means no columns
-    :raises DataError: a column has a type that Iceberg lacks, or a partition column is missing or has a type that cannot partition
+    The field ids are temporary, because the table assigns other ids. Types that Iceberg lacks, or that cannot partition, raise ``DataError``.
     """
     from pyiceberg.schema import Schema
 
@@ -119,8 +118,6 @@ def unwritable(table: TableMetadata, *, expires: bool) -> list[str]:
 
     Other properties (``write.*``) do not change the values of rows, so they are accepted. A sort order is accepted too, because the manifest does not
     mark the staged files as sorted.
-
-    :param expires: whether the sink expires snapshots
     """
     requirements = []
     if table.format_version > _NEWEST_FORMAT:  # default values, row lineage, variant, deletion vectors
@@ -136,12 +133,11 @@ def unwritable(table: TableMetadata, *, expires: bool) -> list[str]:
 
 def fitted(table: TableMetadata, schema: str, partition_by: Sequence[str], *, lacks: bool) -> str:
     """
-    Return the columns with the types of the table. If a column has a wider type to which Iceberg promotes the table's type, it keeps the wider type.
+    Return the columns (Spark schema JSON) with the types of the table; the same text if they have them already.
 
-    :param schema: schema JSON in Spark's form
+    A column keeps a wider type to which Iceberg promotes the table's type. Others of another type or spelling, or that were renamed or dropped, are refused.
+
     :param lacks: whether structs may lack fields that the table has
-    :returns: the columns as schema JSON; the same text if they have the table's types already
-    :raises DataError: a column has another type or spelling in the table, or was renamed or dropped there
     """
     if not schema:
         return schema
@@ -192,12 +188,10 @@ COLUMNS = "streamsem.columns"
 
 def check_names(table: TableMetadata) -> None:
     """
-    Check that the column names in appended files still belong to the same columns of the table.
+    Refuse a table in which a name in appended files now belongs to another column.
 
-    Readers find the columns of files without field ids by name. If column B was renamed to the former name of column A, readers return the values of A
-    for B from these files.
-
-    :raises DataError: names the column. Nothing became visible
+    Readers find the columns of files without field ids by name. If column B was renamed to the former name of column A, readers return the values of A for B
+    from these files.
     """
     current = table.schema()
     for name, recorded_id in json.loads(table.properties.get(COLUMNS, "{}")).items():
@@ -214,11 +208,7 @@ def check_names(table: TableMetadata) -> None:
 
 
 def recorded_names(table: TableMetadata, schema: str) -> str:
-    """
-    Return the value of the property :data:`COLUMNS` with the columns of a batch added.
-
-    :param schema: columns of the staged files, as schema JSON in Spark's form
-    """
+    """Return the value of the property :data:`COLUMNS` with the columns of a batch (Spark schema JSON) added."""
     recorded = json.loads(table.properties.get(COLUMNS, "{}"))
     columns = [
         path
@@ -232,11 +222,7 @@ def recorded_names(table: TableMetadata, schema: str) -> str:
 
 
 def check_staged_types(table: TableMetadata, schema: str) -> None:
-    """
-    Check that the columns of staged files have the types of the table, or narrower types that Iceberg promotes to them. Readers do the promotion.
-
-    :raises DataError: names the column
-    """
+    """Refuse columns of staged files that have not the type of the table, nor a narrower one that Iceberg promotes to it when it is read."""
     types = {field.name: spark_type(field.field_type) for field in table.schema().fields}
     for field in json.loads(schema)["fields"] if schema else []:
         if field["name"] in types:
@@ -250,7 +236,7 @@ def _check_spelling(name: str, known: NestedField) -> None:
 
 
 def _promotes(narrow: str, wide: str) -> bool:
-    """Return whether Iceberg promotes one type to another (Iceberg specification, *Schema Evolution*)."""
+    """Iceberg specification, *Schema Evolution*."""
     decimals = _DECIMAL.fullmatch(narrow), _DECIMAL.fullmatch(wide)
     if decimals[0] and decimals[1]:
         return decimals[0][2] == decimals[1][2]

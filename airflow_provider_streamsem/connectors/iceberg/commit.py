@@ -45,7 +45,7 @@ class OneCommit(Transaction):
                 producer.append_data_file(file)
 
     def replace_files(self, files: Sequence[DataFile], removed: Sequence[DataFile], properties: dict[str, str]) -> None:
-        """Stage one snapshot that replaces ``removed`` by ``files`` with the same rows. Readers of new rows skip a snapshot with this operation."""
+        """Readers of new rows skip a snapshot with this operation."""
         with ReplaceFiles(Operation.OVERWRITE, self, self.loaded.io, snapshot_properties=properties) as producer:
             for file in removed:
                 producer.delete_data_file(file)
@@ -74,11 +74,10 @@ class RefusedError(Exception):
 
 class _CatalogWithoutRetry:
     """
-    Wraps a catalog, and raises :class:`RefusedError` for a refused commit, so that pyiceberg does not handle the refusal.
+    Raises :class:`RefusedError` for a refused commit, so that pyiceberg does not handle the refusal.
 
-    pyiceberg treats a refusal as proof that nothing was committed. It sends the commit again on top of other writers' commits, which could publish a
-    batch twice. It also deletes the manifests of the refused commit. If an earlier request with the same commit was applied, these manifests belong to
-    the table.
+    pyiceberg treats a refusal as proof that nothing was committed. It sends the commit again on top of other writers' commits, which could publish a batch
+    twice. It also deletes the manifests of the refused commit. If an earlier request with the same commit was applied, these manifests belong to the table.
     """
 
     def __init__(self, catalog: Catalog) -> None:

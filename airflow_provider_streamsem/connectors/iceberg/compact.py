@@ -51,7 +51,7 @@ class _FilesChangedError(Exception):
 
 @dataclass(slots=True)
 class _NewFiles:
-    """The files that one commit adds. ``may_be_committed``: whether a catalog may have applied, or may still apply, a commit with them."""
+    """``may_be_committed``: whether a catalog may have applied, or may still apply, a commit with the files."""
 
     table: Table
     files: list[DataFile] = field(default_factory=list)
@@ -68,12 +68,10 @@ class _NewFiles:
 @dataclass(frozen=True, slots=True)
 class Compaction:
     """
-    Compacts one table.
+    Compacts one table. ``load`` refuses a table that cannot be compacted; ``before_commit`` is called before each commit.
 
-    :param load: loads the table in its current state, and refuses a table that cannot be compacted
-    :param target_file_bytes: total size in bytes of the small files that become one file, at most
-    :param max_bytes: maximum size in bytes of the files that one snapshot replaces, unless two files together have more
-    :param before_commit: called before each commit
+    :param target_file_bytes: total size of the small files that become one file, at most
+    :param max_bytes: size of the files that one snapshot replaces, at most, unless two files together have more
     """
 
     load: Callable[[], Table]
@@ -88,12 +86,7 @@ class Compaction:
             return [_rewrite_of(group) for group in self._groups(table)]
 
     def run(self) -> list[TableRewrite]:
-        """
-        Rewrite the small files.
-
-        :raises UnavailableError: other writers changed the same files again and again, or the catalog or store did not report the result of a request
-        :raises DataError: a file cannot be read or written, or the rows of a new file differ
-        """
+        """Fails if other writers change the same files again and again (``UnavailableError``), or if the rows of a new file differ (``DataError``)."""
         done: list[TableRewrite] = []
         table = self.load()
         for _ in range(_PLANS):
@@ -209,7 +202,7 @@ class Compaction:
 
 
 def _key(partition: Record) -> tuple[Any, ...]:
-    """Return a partition as a key. Values of different types are never compared, because a table has one type for each column."""
+    """Values of different types are never compared, because a table has one type for each column."""
     return tuple(partition[at] for at in range(len(partition)))
 
 
@@ -226,7 +219,7 @@ def _is_read_correctly(table: Table, task: FileScanTask) -> bool:
 
 
 def _written(table: Table, together: Together) -> list[DataFile]:
-    """Return one new file; none if the small files have no rows."""
+    """No file if the small files have no rows."""
     rewritten = RewrittenTable(table.metadata, table.io, _DIRECTORY)
 
     def rows() -> Iterator[Any]:

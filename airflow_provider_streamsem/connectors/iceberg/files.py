@@ -60,9 +60,9 @@ def metrics(parquet: Any, *, partition_by: Sequence[str]) -> str:
 
 def data_files(table: Table) -> Iterator[str]:
     """
-    Yield the paths of the data files that the current snapshot, a branch or a tag references.
+    Yield the data files that the current snapshot, a branch or a tag references.
 
-    Reads the manifests instead of planning a scan. pyiceberg cannot plan a scan of a table with equality deletes, which Flink writes.
+    Reads the manifests, because pyiceberg cannot plan a scan of a table with equality deletes, which Flink writes.
     """
     from pyiceberg.manifest import ManifestContent
 
@@ -77,11 +77,7 @@ def data_files(table: Table) -> Iterator[str]:
 
 
 def check_writable(table: Table) -> None:
-    """
-    Refuse a table that requires files that pyiceberg cannot write. Called before the commit, because after it the batch could only be skipped.
-
-    :raises DataError: contains pyiceberg's message. Nothing became visible
-    """
+    """Refuse a table that requires files that pyiceberg cannot write. Called before the commit, because after it the batch could only be skipped."""
     import pyarrow
     import pyarrow.parquet
     from pyiceberg.io.pyarrow import compute_statistics_plan
@@ -200,11 +196,7 @@ def _days(value: date) -> int:
 
 
 def iceberg_file(table: TableMetadata, file: DataFile, uri: str) -> IcebergFile:
-    """
-    Build the manifest entry of one staged file.
-
-    The partition values come from the log. They are not derived from the bounds of the columns, which are not exact for long text.
-    """
+    """Build the manifest entry of one staged file. Its partition values come from the log: bounds of columns are not exact for long text."""
     from pyiceberg.typedef import Record
 
     schema = table.schema()
@@ -216,11 +208,7 @@ def iceberg_file(table: TableMetadata, file: DataFile, uri: str) -> IcebergFile:
 def data_file(
     table: TableMetadata, *, uri: str, bytes: int, rows: int, stats: str | None, partition: Record
 ) -> IcebergFile:
-    """
-    Build the manifest entry of a file with the partition spec of the table.
-
-    :param stats: result of :func:`metrics`; empty if there is none
-    """
+    """Build the manifest entry of a file with the partition spec of the table. ``stats`` is the result of :func:`metrics`, or empty."""
     from pyiceberg.conversions import to_bytes
     from pyiceberg.manifest import DataFile as IcebergFile
     from pyiceberg.manifest import DataFileContent, FileFormat
@@ -256,12 +244,12 @@ def data_file(
 
 
 def _typed(kind: str, bound: Any) -> Any:
-    """Convert a recorded bound for :func:`pyiceberg.conversions.to_bytes`."""
+    """For :func:`pyiceberg.conversions.to_bytes`."""
     return Decimal(bound) if kind.startswith("decimal") else bound
 
 
 def _partition(kind: str, text: str | None) -> Any:
-    """Convert a partition value from the text in the log to the value in a manifest."""
+    """From the text in the log to the value in a manifest."""
     if text is None:
         return None
     if kind == "boolean":

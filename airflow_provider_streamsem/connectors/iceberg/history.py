@@ -39,20 +39,16 @@ class BranchHistory:
 
     @property
     def end(self) -> int:
-        """One past the sequence number of the newest snapshot; 0 without snapshots."""
+        """One past the newest sequence number; 0 without snapshots."""
         return max(self.snapshots, default=-1) + 1
 
     @property
     def oldest(self) -> int:
-        """The sequence number of the oldest snapshot; 0 without snapshots."""
+        """0 without snapshots."""
         return min(self.snapshots, default=0)
 
     def lacks(self, number: int) -> bool:
-        """
-        Return whether the branch was rewritten: it had a snapshot with this sequence number, and does not have it now.
-
-        A snapshot below the oldest one may have expired, because a chain of parents ends at the first expired snapshot.
-        """
+        """Return whether the branch was rewritten and does not have this sequence number any more. One below the oldest may have expired instead."""
         return number > 0 and number not in self.snapshots and (number in self.elsewhere or number >= self.oldest)
 
     def expired(self, start: int, end: int) -> list[int]:
@@ -63,11 +59,7 @@ class BranchHistory:
 
 
 def lineage(table: Table, branch: str) -> BranchHistory:
-    """
-    Return the snapshots of a branch.
-
-    :raises SourceChangedError: the table has no such branch. Nothing was written
-    """
+    """Return the snapshots of a branch."""
     from pyiceberg.table.refs import SnapshotRefType
     from pyiceberg.table.snapshots import ancestors_of
 
@@ -86,11 +78,7 @@ def lineage(table: Table, branch: str) -> BranchHistory:
 
 
 def check_table(table: Table) -> None:
-    """
-    Refuse a table that this source cannot read.
-
-    :raises SourceChangedError: names the requirement. Nothing was written
-    """
+    """Refuse a table that this source cannot read."""
     metadata = table.metadata
     problems = [] if metadata.format_version in _FORMATS else [f"format-version {metadata.format_version}"]
     problems += [name for name in metadata.properties if name.startswith("encryption.")]
@@ -102,11 +90,7 @@ def check_table(table: Table) -> None:
 
 
 def schema_of(table: Table, snapshot: Snapshot | None) -> Schema:
-    """
-    Return the columns of the table when a snapshot was created; the current columns without a snapshot.
-
-    :raises SourceChangedError: a column has a type that Spark lacks, or a default value. Nothing was written
-    """
+    """Return the columns at the time of a snapshot (``None``: now). Types that Spark lacks, and default values, are refused (``SourceChangedError``)."""
     at = None if snapshot is None else snapshot.schema_id
     schema = table.schema() if at is None else table.schemas()[at]
     unsupported = sorted({*_unknown(spark_type(schema.as_struct())), *_with_default(schema)})
@@ -119,7 +103,7 @@ def schema_of(table: Table, snapshot: Snapshot | None) -> Schema:
 
 
 def _unknown(kind: Any, above: str = "") -> Iterator[str]:
-    """Yield the columns in a type that have no type in Spark."""
+    """Columns for which Spark has no type."""
     if isinstance(kind, str):
         if kind.startswith("iceberg "):
             yield f"{above}: {kind.removeprefix('iceberg ')}"
@@ -139,11 +123,7 @@ def _with_default(schema: Schema) -> list[str]:
 
 
 def appended(table: Table, snapshot: Snapshot, location: str) -> list[FilePin]:
-    """
-    Return the files that a snapshot added.
-
-    :raises SourceChangedError: a file is elsewhere or is not a Parquet file. Nothing was written
-    """
+    """Return the files that a snapshot added. A file elsewhere, or not of Parquet, is refused (``SourceChangedError``)."""
     from pyiceberg.manifest import ManifestContent, ManifestEntryStatus
 
     manifests = [
@@ -161,11 +141,7 @@ def appended(table: Table, snapshot: Snapshot, location: str) -> list[FilePin]:
 
 
 def at_snapshot(table: Table, snapshot: Snapshot, location: str) -> list[FilePin]:
-    """
-    Return the files of the table at a snapshot, in the order of the snapshots that added them, then of their keys.
-
-    :raises SourceChangedError: rows are deleted by delete files; or a file is elsewhere or is not a Parquet file. Nothing was written
-    """
+    """Return the files at a snapshot, ordered by the snapshots that added them, then by key. Row-level deletes are refused (``SourceChangedError``)."""
     from pyiceberg.manifest import ManifestContent
 
     manifests = _manifests(table, snapshot)

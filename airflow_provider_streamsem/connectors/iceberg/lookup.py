@@ -23,9 +23,8 @@ class SnapshotPin:
     """
     The rows of a table at one snapshot. The files are part of the pin, so that the rows can be read after the snapshot has expired, while its files exist.
 
-    :param snapshot: id of the snapshot, as text; ``""`` if the branch has none
-    :param table: the table's UUID and columns; ``start`` is the sequence number of the snapshot
-    :param files: the files of the snapshot
+    :param snapshot: id as text; ``""`` if the branch has none
+    :param table: ``start`` is the sequence number of the snapshot
     """
 
     snapshot: str

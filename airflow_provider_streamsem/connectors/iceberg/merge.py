@@ -33,10 +33,9 @@ _DIRECTORY = "merged"
 
 def merge(commit: OneCommit, location: str, batch: SinkCommit, key: str, mark: dict[str, str]) -> None:
     """
-    Stage a snapshot that merges a batch into the table: each row replaces the row with the same key, or is inserted.
+    Stage a snapshot in which each row of the batch replaces the row with the same key, or is inserted.
 
-    :raises PublishError: the staged rows differ from the count at staging, the merge would change dates or times of the table, or the rows of the new files
-        differ from the rows that were to be written
+    Fails unless the rows of the new files are exactly the expected rows, and all dates and times can be kept (``PublishError``).
     """
     rows = last_of_each(location, batch, [key])
     table = commit.loaded

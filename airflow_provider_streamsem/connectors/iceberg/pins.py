@@ -18,7 +18,6 @@ class TablePin:
     """
     The state of the table with which all files of a plan are read. It is the first pin of a plan.
 
-    :param uuid: UUID of the table
     :param start: sequence number of the first snapshot, inclusive
     :param end: end of the sequence numbers, exclusive
     :param schema: columns with their field ids, as Iceberg's schema JSON
@@ -32,7 +31,6 @@ class TablePin:
     mapping: str
 
     def check(self) -> None:
-        """Raise ``ValueError`` if the schema or the name mapping has another form."""
         from pyiceberg.schema import Schema
         from pyiceberg.table.name_mapping import parse_mapping_from_json
 
@@ -44,11 +42,8 @@ class TablePin:
 @dataclass(frozen=True, slots=True)
 class FilePin:
     """
-    A planned data file. Iceberg's files never change.
+    A planned data file. Iceberg's files never change. ``key`` is relative to the location of the table's files.
 
-    :param key: path relative to the location of the table's files
-    :param bytes: size in bytes
-    :param rows: number of rows
     :param sequence: sequence number of the snapshot that added the file; for the initial snapshot: that of this snapshot
     :param identity: field ids of the columns by whose values the file is partitioned
     """
@@ -61,26 +56,20 @@ class FilePin:
 
     @property
     def deleted(self) -> int:
-        """0: files with deleted rows are refused."""
+        """Files with deleted rows are refused."""
         return 0
 
     @property
     def is_inside(self) -> bool:
-        """Whether the key is that of a file below the location."""
         return keys.is_relative(self.key)
 
     @property
     def facts(self) -> dict[str, Any]:
-        """The fields of an error that name the file."""
         return {"sequence": self.sequence, "file": self.key}
 
 
 def key_of(uri: str, location: str) -> str | None:
-    """
-    Return the key of a file of the table, relative to a location; ``None`` if the file is elsewhere.
-
-    :param uri: path of the file in the table's metadata. It is literal, without escapes
-    """
+    """Return the key of a file relative to a location; ``None`` if it is elsewhere. ``uri`` is literal, without escapes."""
     scheme, root = split_url(location)
     file_scheme, _, rest = uri.partition(":") if not uri.startswith("/") else ("file", "", uri)
     if scheme == "file" and file_scheme == "file":

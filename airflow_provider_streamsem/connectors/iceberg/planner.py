@@ -29,7 +29,7 @@ SNAPSHOTS, INITIAL = "snapshots@", "initial@"
 
 
 class _Branch:
-    """A branch of a loaded table. Its history is read after the table's UUID was checked."""
+    """Its history is read after the table's UUID was checked."""
 
     def __init__(self, table: Table, name: str) -> None:
         self.table, self._name = table, name
@@ -49,13 +49,7 @@ class _Branch:
 
 class IcebergPlanner(TablePlanner):
     """
-    An Iceberg source that is bound to a commit log.
-
-    :param opened: loads the table
-    :param path: location of the table's files
-    :param name: name of the table
-    :param branch: the branch to read
-    :param changes: ``refuse`` or ``skip``: what to do with a snapshot that changes rows
+    An Iceberg source that is bound to a commit log. ``path`` is the location of the table's files.
 
     The hint names the newest snapshot that a plan has read: ``{"sequence": n, "snapshot": id}``. It detects a history that was rewritten.
     """
@@ -147,7 +141,7 @@ class IcebergPlanner(TablePlanner):
         return []
 
     def lag(self, start: Offsets, hint: Json) -> int:
-        """Return the number of unread snapshots of the branch, plus the number of unread files of the initial snapshot."""
+        """Unread snapshots of the branch, plus unread files of the initial snapshot."""
         return len(self.unread_times(start))
 
     def unread_times(self, start: Offsets) -> list[int]:
@@ -160,11 +154,7 @@ class IcebergPlanner(TablePlanner):
 
 
 def table_pin(table: Table, range: tuple[int, int], snapshot: Snapshot | None) -> TablePin:
-    """
-    Return the pin of a table with the columns of a snapshot.
-
-    :param range: ``[start, end)`` of the sequence numbers
-    """
+    """Return the pin of a table with the columns of a snapshot. ``range``: ``[start, end)`` of the sequence numbers."""
     schema = history.schema_of(table, snapshot)
     mapping = table.name_mapping()
     text = "" if mapping is None else mapping.model_dump_json()

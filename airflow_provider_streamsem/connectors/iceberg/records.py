@@ -32,12 +32,9 @@ _FIELD_ID = b"PARQUET:field_id"
 
 class IcebergRecords(rows.TableRecords):
     """
-    The rows of the planned files.
+    The rows of the planned files, with ``in_order`` distributed by snapshot.
 
-    :param location: location of the table's files
-    :param table: the columns with which the files are read
-    :param in_order: whether to distribute the rows by snapshot
-    :raises DataError: a file lacks field ids or partition columns, or its footer contradicts the table's metadata. Nothing became visible
+    Files that lack field ids or partition columns, or whose footer contradicts the table's metadata, are refused (``DataError``).
     """
 
     def __init__(
@@ -64,7 +61,7 @@ class IcebergRecords(rows.TableRecords):
             self.frame, self.groups = rows.in_groups(self.frame, location, files, [file.sequence for file in files])
 
     def check_read(self, read: int) -> None:
-        """Compare with the number in the metadata of the table, which the footers confirmed."""
+        """The number in the metadata of the table, which the footers confirmed."""
         rows.check_read(self._location, self._files, read, snapshots=(self._table.start, self._table.end))
 
     def _read(self, file_columns: Any, files: Sequence[FilePin]) -> DataFrame:
@@ -96,7 +93,7 @@ class IcebergRecords(rows.TableRecords):
         return frame.select(*selected, *self._positions)
 
     def _check_partitions(self, files: Sequence[FilePin], absent: set[int]) -> None:
-        """Refuse a file without a column by whose values it is partitioned. Iceberg takes such values from the table's metadata."""
+        """Iceberg takes the values of a missing partition column from the table's metadata."""
         for file in files:
             missing = [self._schema.find_column_name(id) for id in file.identity if id in absent]
             if missing:

@@ -49,10 +49,8 @@ class _Directory:
 @dataclass(frozen=True, slots=True)
 class RewrittenTable:
     """
-    A table whose rows are rewritten.
+    A table whose rows are rewritten. ``metadata`` includes the changes of the same commit.
 
-    :param metadata: metadata of the table, including the changes that the same commit makes
-    :param io: reads and writes the table's files
     :param directory: directory of new files, below the table's directory for data files
     """
 
@@ -62,15 +60,13 @@ class RewrittenTable:
 
     @property
     def schema(self) -> pa.Schema:
-        """The columns of the table, with their field ids."""
         return schema_to_pyarrow(self.metadata.schema())
 
     def rows(self, task: FileScanTask, columns: Sequence[str] | None = None) -> Iterator[Any]:
         """
-        Yield the rows of a data file as pyarrow tables, without deleted rows. Columns have their current names, and the types of the file.
+        Yield pyarrow tables without deleted rows. Columns (``None``: all) have their current names, and the types of the file.
 
-        :param columns: the columns to read, by their current names; ``None``: all columns
-        :raises ValueError: pyiceberg cannot determine the field ids of the file's columns, or the file is not a Parquet file
+        Fails with ``ValueError`` if the field ids of the columns are not known, or the file is not a Parquet file.
         """
         if task.file.file_format != FileFormat.PARQUET:
             raise ValueError(f"a data file has the format {task.file.file_format}, not Parquet")
@@ -100,7 +96,7 @@ class RewrittenTable:
                 yield table
 
     def _constants(self, task: FileScanTask, stored: set[int], columns: Sequence[str] | None) -> dict[str, Any]:
-        """Return the columns that a file lacks because they are its partition (Iceberg specification, *Column Projection*), with their values."""
+        """Iceberg specification, *Column Projection*."""
         schema, spec = self.metadata.schema(), self.metadata.specs()[task.file.spec_id]
         constants = {}
         for at, part in enumerate(spec.fields):
@@ -124,7 +120,6 @@ class RewrittenTable:
         return data_file(self.metadata, uri=uri, bytes=len(output), rows=footer.num_rows, stats=stats, partition=partition)  # fmt: skip
 
     def written(self, files: Iterable[DataFile]) -> Callable[[], Iterator[Any]]:
-        """Return a function that reads the rows of new files."""
         listed = list(files)
 
         def read() -> Iterator[Any]:
@@ -135,7 +130,7 @@ class RewrittenTable:
         return read
 
     def partitions(self, rows: Any) -> Iterator[tuple[Any, Record]]:
-        """Divide rows by the identity partitions of the table. Yields the rows of each partition and the partition."""
+        """Divide rows by the identity partitions of the table."""
         schema = self.metadata.schema()
         names = [str(schema.find_column_name(part.source_id)) for part in self.metadata.spec().fields]
         kinds = pa.schema([self.schema.field(name) for name in names])
@@ -146,7 +141,7 @@ class RewrittenTable:
 
 
 def _internal(value: Any) -> Any:
-    """Return a value in the form of a manifest: dates and times are integers."""
+    """Dates and times are integers in a manifest."""
     return value.value if pa.types.is_temporal(value.type) else value.as_py()
 
 

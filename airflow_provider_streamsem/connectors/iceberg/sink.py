@@ -60,7 +60,7 @@ _NEW_TABLE = {
 
 @dataclass(slots=True)
 class _Handle:
-    """The handle of one try: the catalog and the loaded table; ``None`` if there is no table."""
+    """``table`` is ``None`` if there is none."""
 
     catalog: Catalog
     table: Table | None
@@ -387,7 +387,7 @@ class IcebergSink(TableSink[_Handle]):
         return iceberg_catalog.table(catalog, self.table, refusal=refusal)
 
     def _fitted(self, table: Table, schema: str) -> str:
-        """Refuse a table whose requirements this sink does not satisfy, and return the columns with the types of the table."""
+        """Refuse a table whose requirements this sink does not satisfy, and return the columns with its types."""
         self._check_partitions(table)
         unwritable = iceberg_columns.unwritable(table.metadata, expires=self.expire_after_s is not None)
         if unwritable:
@@ -451,7 +451,7 @@ def _marker(table: Table, key: str) -> SinkMarker | None:
 
 
 def _is_rolled_back(table: Table, key: str) -> bool:
-    """Return whether the table was rolled back: the marker's snapshot exists, but is not an ancestor of the head of the branch ``main``."""
+    """The marker's snapshot exists, but is not an ancestor of the head of ``main``."""
     mark = table.properties[key]
     snapshots = {snapshot.snapshot_id: snapshot for snapshot in table.snapshots()}
     marked = [

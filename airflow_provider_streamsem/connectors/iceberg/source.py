@@ -153,7 +153,7 @@ class IcebergSource(TableSource):
             return {f"{SNAPSHOTS}{table.metadata.table_uuid}": start}
 
     def _after(self, table: Table, lineage: BranchHistory) -> int:
-        """Return one past the sequence number of the snapshot that ``starting`` names."""
+        """One past the sequence number of the snapshot that ``starting`` names."""
         snapshot_id = self.starting
         if isinstance(snapshot_id, str):
             ref = table.metadata.refs.get(snapshot_id.removeprefix(_TAG))

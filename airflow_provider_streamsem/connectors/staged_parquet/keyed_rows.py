@@ -43,12 +43,7 @@ def check_sequence(where: str, sequence_by: Sequence[str], *, merges: bool) -> N
 
 
 def check_keys(fields: Sequence[Any], keys: Sequence[str]) -> None:
-    """
-    Refuse keys that are not columns, and keys of types whose values cannot be compared reliably.
-
-    :param fields: columns in Spark's form; may be empty for a batch without rows
-    :raises DataError: names the columns. Nothing became visible
-    """
+    """Refuse keys of types whose values cannot be compared reliably, or that are not columns. No fields: a batch without rows."""
     types = {field["name"]: field["type"] for field in fields}
     missing = [name for name in keys if types and name not in types]
     if missing:
@@ -81,12 +76,9 @@ def check_values(
     null_texts: Sequence[str] = (),
 ) -> None:
     """
-    Refuse staged rows that cannot be merged because of values in their key or partition columns.
-
-    A null key equals no key, so a row with a null key would always be inserted. Text in a partition column becomes the name of a directory.
+    Refuse null keys, which equal no key, so that their rows would always be inserted, and texts in partition columns that are too long for a directory's name.
 
     :param null_texts: texts that would become null as a partition value
-    :raises DataError: names the columns. Nothing became visible
     """
     rows = _staged_columns(location, staged, [*keys, *partition_by])
     if rows is None:
@@ -119,7 +111,6 @@ def refuse_ambiguous(
 
     :param sequence_by: columns that order the rows; rows that differ in them are accepted
     :param groups: the group of the rows of each Spark partition. Rows of different groups are ordered. Empty: all rows are of one group
-    :raises DataError: there are such rows. Nothing became visible
     """
     repeated = _repeated(location, staged, [*keys, *sequence_by], groups)
     if repeated is None:
@@ -139,7 +130,7 @@ def refuse_ambiguous(
 def _repeated(
     location: str, staged: Committable, names: Sequence[str], groups: Sequence[int]
 ) -> tuple[Any, Any] | None:
-    """Find rows that equal another one. Return their positions, ascending, and the number of each one's set, as numpy arrays."""
+    """Positions of rows that equal another one, ascending, and the number of each one's set, as numpy arrays."""
     import numpy
     import pyarrow
     import pyarrow.compute as pc
@@ -167,7 +158,7 @@ def _repeated(
 
 
 def _group_of(key: str, groups: Sequence[int]) -> int:
-    """Return the group of a staged file. Spark names a file after its partition."""
+    """Spark names a file after its partition."""
     partition = _PART.match(key.rpartition("/")[2])
     number = int(partition[1]) if partition else len(groups)
     if number >= len(groups):
@@ -176,7 +167,7 @@ def _group_of(key: str, groups: Sequence[int]) -> int:
 
 
 def _differing(location: str, staged: Committable, positions: Any, numbers: Any) -> int:
-    """Return of how many sets of rows the values differ. The arguments are those that :func:`_repeated` returns."""
+    """Return in how many sets the values differ. The arguments are those that :func:`_repeated` returns."""
     import numpy
     import pyarrow
 
@@ -198,13 +189,7 @@ def _differing(location: str, staged: Committable, positions: Any, numbers: Any)
 
 
 def check_times(parquet: Any, columns: Collection[str] | None = None) -> None:
-    """
-    Refuse dates and times outside the years 1 to 9999. Python cannot represent them, so Python clients fail on such values or bounds.
-
-    :param parquet: pyarrow's metadata of a staged file
-    :param columns: the columns to check; ``None``: all columns
-    :raises DataError: names the columns. Nothing became visible
-    """
+    """Refuse dates and times outside the years 1 to 9999 (``columns=None``: in all columns), on which Python clients fail."""
     out_of_range = set()
     for group in range(parquet.num_row_groups):
         for index in range(parquet.num_columns):
@@ -230,11 +215,9 @@ def is_in_python(statistics: Any) -> bool:
 
 def last_of_each(location: str, batch: SinkCommit, keys: Sequence[str]) -> Any:
     """
-    Return the last row of each key of a batch, in the order of the staged files, as a pyarrow table.
+    Return the last row of each key, in the order of the staged files, as a pyarrow table: the same for every publisher.
 
-    The result is the same for every publisher.
-
-    :raises PublishError: the number of rows differs from the count at staging; or the batch must replace rows, which the sink cannot identify after a merge
+    Refuses a batch that must replace rows, which cannot be identified after a merge (``PublishError``).
     """
     import pyarrow
 

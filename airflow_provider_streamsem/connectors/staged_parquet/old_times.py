@@ -45,12 +45,7 @@ def misread_columns(file: BinaryIO) -> list[str]:
 
 
 def refuse_misread(table: str, batch: SinkCommit, file: str, columns: list[str]) -> None:
-    """
-    Refuse to merge into a file with columns that Arrow misreads, because the merge would write the misread values back.
-
-    :param columns: the result of :func:`misread_columns`
-    :raises PublishError: ``columns`` is not empty. Nothing of the batch is in the table
-    """
+    """Refuse to merge into a file with :func:`misread_columns`, because the merge would write the misread values back."""
     if not columns:
         return
     summary = (

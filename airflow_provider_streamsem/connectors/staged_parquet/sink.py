@@ -18,11 +18,7 @@ _ROWS = 10_000
 
 
 class StagedSink(PublishingSink):
-    """
-    Implements the staging of a publishing sink. A subclass implements the publishing.
-
-    The files are stored at :attr:`location`, in the form of a dataset of :class:`FilesSink`.
-    """
+    """Implements the staging of a publishing sink: files at :attr:`location`, in the form of a dataset of :class:`FilesSink`."""
 
     __slots__ = ()
 
@@ -38,27 +34,23 @@ class StagedSink(PublishingSink):
         return FilesSink(self.location, partition_by=self.partitions)
 
     def claim(self, pipeline_uuid: str, log: str, *, new: bool) -> None:
-        """Verify the ownership marker of the staging location. If the log is new, write it."""
+        """If the log is new, writes the ownership marker."""
         self._staging.claim(pipeline_uuid, log, new=new)
 
     def refuse_existing_output(self, log: str) -> None:
-        """Refuse a staging location with an ownership marker or files. Called if the log does not exist, because a new log must not reuse the location."""
+        """A new log must not reuse a location with an ownership marker or files."""
         self._staging.refuse_existing_output(log)
 
     def attempt_location(self, version: int, attempt_id: str) -> str:
-        """Return the directory or prefix of the attempt."""
         return self._staging.attempt_location(version, attempt_id)
 
     def resolve_schema(self, schema: str) -> str:
-        """Accept every column, and return the schema unchanged. Subclasses check their tables."""
+        """Accepts every column. Subclasses check their tables."""
         return schema
 
     def stage(self, frame: DataFrame, version: int, attempt_id: str) -> frozenset[str] | None:
         """
-        Write the rows with Spark's own writer.
-
-        Refuses values that a Python client cannot read unchanged: text that is not UTF-8, on which Python clients fail; and, if publishers read the rows,
-        maps with duplicate keys, of which Python keeps one.
+        Refuses text that is not UTF-8, on which Python clients fail, and, if publishers read the rows, maps with duplicate keys, of which Python keeps one.
         """
         from airflow_provider_streamsem.connectors.data_files import write
 
@@ -70,55 +62,39 @@ class StagedSink(PublishingSink):
         return self._staging.collected(version, attempt_id, accepted, self.stats)
 
     def stats(self, parquet: Any) -> str:
-        """
-        Return the statistics of a file to store in the log, as text in this sink's own form; ``""`` if the sink needs none.
-
-        :param parquet: pyarrow's metadata of the file
-        """
+        """Return the statistics of a file to store in the log, as text in this sink's own form; ``""`` if the sink needs none."""
         return ""
 
     def attempts(self, version: int | None = None) -> set[tuple[int, str]]:
-        """Return the attempts that have a directory."""
         return self._staging.attempts(version)
 
     def discard(self, version: int, attempt_id: str, *, dry_run: bool = False) -> int:
-        """Remove the directory of the attempt."""
         return self._staging.discard(version, attempt_id, dry_run=dry_run)
 
     def file_identity(self, key: str, format: str) -> tuple[int, str] | None:
-        """Return size in bytes and checksum of a file; ``None`` if it is missing."""
+        """Size in bytes and checksum; ``None`` if the file is missing."""
         return self._staging.file_identity(key, format)
 
     def count(self, key: str, format: str) -> int:
-        """Return the number of rows of a file, from its footer; 0 if it is missing."""
+        """Reads the footer; 0 if the file is missing."""
         return self._staging.count(key, format)
 
     def is_complete(self, committable: Committable) -> bool:
-        """Return whether every file exists with the recorded size and checksum."""
+        """The recorded size and checksum are compared."""
         return self._staging.is_complete(committable)
 
     def dataset(self) -> Dataset:
-        """Open the staging location."""
         return open_dataset(self.location)
 
 
 def record_batches(location: str, batch: SinkCommit, *, rows: int = _ROWS) -> Iterator[Any]:
-    """
-    Yield the staged rows as pyarrow record batches, in the order of the manifest. The result is the same for every publisher.
-
-    :param rows: maximum number of rows in a record batch
-    :raises UnavailableError: a staged file is missing
-    """
+    """Yield record batches of at most ``rows`` rows, in the order of the manifest: the same for every publisher."""
     for parquet in parquet_files(location, batch.committable):
         yield from parquet.iter_batches(batch_size=rows)
 
 
 def parquet_files(location: str, staged: Committable) -> Iterator[Any]:
-    """
-    Yield each staged file as a pyarrow ``ParquetFile``, in the order of the manifest. A file is closed when the next one is requested.
-
-    :raises UnavailableError: a staged file is missing
-    """
+    """Yield each staged file as a pyarrow ``ParquetFile``, in the order of the manifest. A file is closed when the next one is requested."""
     import pyarrow.parquet
 
     dataset = open_dataset(location)

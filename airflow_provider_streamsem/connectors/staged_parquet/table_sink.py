@@ -27,11 +27,9 @@ RESTORE_TABLE = (
 
 class TableSink(TransactionalSink[H]):
     """
-    Base class of :class:`DeltaSink` and :class:`IcebergSink`. A subclass is a dataclass with these fields, and implements the steps of the publish loop.
+    Base class of :class:`DeltaSink` and :class:`IcebergSink`, which are dataclasses with these fields, and implement the steps of the publish loop.
 
     :param path: location of the table (Delta) or of its staged files (Iceberg)
-    :param partition_by: the table's partition columns
-    :param mode: ``append`` or ``upsert``
     :param keys: for ``upsert``: the columns that identify a row
     :param sequence_by: for ``upsert``: the columns by which the rows of a batch with equal keys are ordered
     """
@@ -52,12 +50,7 @@ class TableSink(TransactionalSink[H]):
     sequence_by: Sequence[str]
 
     def validate_arguments(self, where: str) -> None:
-        """
-        Validate the fields, and convert lists to tuples.
-
-        :param where: prefix of the error message
-        :raises InvalidError: a field is not valid; the error names the field and the accepted values
-        """
+        """Validate the fields, and convert lists to tuples. ``where`` begins the error message."""
         open_dataset(arguments.text(f"{where} path", self.path))
         for name in ("partition_by", "keys", "sequence_by"):
             object.__setattr__(self, name, arguments.text_list(f"{where} {name}", getattr(self, name)))
@@ -80,14 +73,12 @@ class TableSink(TransactionalSink[H]):
         """The name of the table in errors."""
 
     def refused_error(self, batch: SinkCommit, cause: Exception) -> StreamsemError:
-        """Return an error that names the type of the cause."""
         summary = f"the {self.table_format} table refuses the batch; nothing of it is in the table"
         error = PublishError(summary, table=self.table_name, version=batch.version, problem=type(cause).__name__)
         error.__cause__ = cause
         return error
 
     def unknown_result_error(self, batch: SinkCommit, cause: Exception | None) -> StreamsemError:
-        """Return an error that names the table and the number of tries."""
         summary = f"the {self.table_format} table did not report the result of a request; whether the batch is in it is unknown"
         error = UnavailableError(summary, table=self.table_name, version=batch.version, tries=self.tries)
         error.__cause__ = cause
@@ -100,17 +91,16 @@ class TableSink(TransactionalSink[H]):
 
     @property
     def can_remove_rows(self) -> bool:
-        """Whether reprocessing runs and rollbacks can remove the files of a version. After a merge, the rows of a version are not in files of their own."""
+        """After a merge, the rows of a version are not in files of their own."""
         return not self.merges
 
     @property
     def keeps_staged(self) -> bool:
-        """Whether the staged files become files of the table. For a merge, they do not."""
+        """For a merge, the staged files do not become files of the table."""
         return not self.merges
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        """The reasons why the table has each record once."""
         reasons = (
             self.once.format(holds="the rows merged by key" if self.merges else "its files"),
             "rows passed to the writer = rows in the files = rows in the manifest, or the attempt is discarded",
@@ -119,12 +109,11 @@ class TableSink(TransactionalSink[H]):
 
     @property
     def location(self) -> str:
-        """The location of the staged files."""
         return self.path
 
     @property
     def partitions(self) -> Sequence[str]:
-        """The table's partition columns; none for a merge, because its staged files do not become files of the table."""
+        """None for a merge, because its staged files do not become files of the table."""
         return () if self.merges else self.partition_by
 
     @property
@@ -138,12 +127,7 @@ class TableSink(TransactionalSink[H]):
         return {"mode": self.mode, "keys": list(self.keys)} if self.merges else {}
 
     def check_staged(self, batch: SinkCommit) -> None:
-        """
-        Check that the staged files of a batch exist, before the table references them. A vacuum of the table may have deleted them, because the table does
-        not reference them yet.
-
-        :raises PublishError: files are missing or have another size. Nothing of the batch is in the table
-        """
+        """Refuse a batch with missing files, before the table references them: until then, a vacuum of the table may delete them."""
         keys = [file.key for file in batch.committable.files]
         if not keys:
             return
@@ -159,7 +143,7 @@ class TableSink(TransactionalSink[H]):
             ).advising("restore the files and run again, or skip the version with `streamsem skip`.")
 
     def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
-        """Count the rows of each file of the attempt. For a merge, also check the values of key and partition columns."""
+        """For a merge, also checks the values of key and partition columns."""
         committable = StagedSink.collect(self, version, attempt_id, accepted)
         if self.merges:
             keyed_rows.check_values(

@@ -24,12 +24,7 @@ _LONGEST_WAIT_S = 2.0
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """
-    The failure of one try.
-
-    :param error: the exception
-    :param table_state: the result of :meth:`TransactionalSink.table_state` in that try; ``None`` if the try failed before that call
-    """
+    """The failure of one try. ``table_state`` is that of :meth:`TransactionalSink.table_state`; ``None`` if the try failed before that call."""
 
     error: Exception
     table_state: object = None
@@ -107,7 +102,7 @@ class TransactionalSink(StagedSink, Generic[H]):
         )
 
     def _is_refused(self, failure: Failure, table_state: object) -> bool:
-        """Return whether another commit would fail too. Called after the marker has shown that the last commit was not applied."""
+        """Whether another commit would fail too. Called after the marker has shown that the last commit was not applied."""
         return failure.is_final or (failure.table_state == table_state and self.is_refusal(failure.error))
 
     @staticmethod

@@ -23,13 +23,7 @@ logger = logging.getLogger(__name__)
 
 @dataclass(slots=True)
 class Selected:
-    """
-    The versions of a batch, up to ``end``, exclusive.
-
-    :param pins: the files, by version
-    :param lost: the versions that cannot be read any more
-    :param table: the pin of the table for these versions
-    """
+    """The versions of a batch, up to ``end``, exclusive. ``lost`` are those that cannot be read any more."""
 
     end: int
     pins: dict[int, list[Any]] = field(default_factory=dict)
@@ -39,14 +33,7 @@ class Selected:
 
 
 class TablePlanner(Planner):
-    """
-    A source of a table that is bound to a commit log.
-
-    A version is a version of a Delta table, or the sequence number of a snapshot of an Iceberg table.
-
-    :param path: location of the table's files
-    :param name: name of the table in errors
-    """
+    """A source of a table that is bound to a commit log. A version is one of a Delta table, or the sequence number of a snapshot of an Iceberg table."""
 
     versions: ClassVar[str]
     initial: ClassVar[str]
@@ -62,11 +49,11 @@ class TablePlanner(Planner):
 
     @abstractmethod
     def opened(self) -> AbstractContextManager[Any]:
-        """Open the table. Its ``id`` is that of no recreated table, and its ``end`` is one past the newest version."""
+        """The ``id`` of the table is that of no recreated table, and its ``end`` is one past the newest version."""
 
     @abstractmethod
     def check_history(self, table: Any, first: int, last: int, hint: Json) -> None:
-        """Refuse a table whose history was rewritten. The versions from ``first`` to ``last``, exclusive, are to be read."""
+        """Refuse a table whose history was rewritten. The versions ``[first, last)`` are to be read."""
 
     @abstractmethod
     def snapshot(self, table: Any, version: int, unread_files: int) -> tuple[Any, list[Any], Json]:
@@ -77,7 +64,6 @@ class TablePlanner(Planner):
         """Return the next versions. One that cannot be read fails the run only if no version before it has files."""
 
     def pin_for(self, table: Any, files: Sequence[Any]) -> Any:
-        """Return the pin of the table for the files of a batch."""
         return table
 
     @abstractmethod
@@ -85,16 +71,14 @@ class TablePlanner(Planner):
         """Return the commit time of each unread version, and a time for each unread file of the snapshot, in milliseconds UTC."""
 
     def poll(self, hint: Json) -> SourceEnd:
-        """Return one past the newest version of the table, and 0 for the initial snapshot."""
+        """One past the newest version of the table, and 0 for the initial snapshot."""
         with self.opened() as table:
             return SourceEnd({f"{self.initial}{table.id}": 0, f"{self.versions}{table.id}": table.end})
 
     def slice(
         self, start: Offsets, end: SourceEnd, limits: Limits, hint: Json, *, on_data_loss: str
     ) -> SourceSlice | None:
-        """
-        Select files of the initial snapshot or, after its last file, whole versions. Missing versions, and missing files of the snapshot, can become gaps.
-        """
+        """Files of the initial snapshot or, after its last file, whole versions. Missing versions, and missing files of the snapshot, can become gaps."""
         with self.opened() as table:
             id = table.id
             known = {name.partition("@")[2] for name in start}
@@ -112,7 +96,7 @@ class TablePlanner(Planner):
     def _of_snapshot(
         self, table: Any, version: int, unread_files: int, limits: Limits, on_data_loss: str
     ) -> SourceSlice:
-        """Select the next files of the snapshot at ``version``, of which ``unread_files`` are not read yet."""
+        """``unread_files`` of the snapshot at ``version`` are not read yet."""
         pin, files, hint = self.snapshot(table, version, unread_files)
         if unread_files > len(files):
             summary = "the initial snapshot has fewer files than when the pipeline started; nothing was written"

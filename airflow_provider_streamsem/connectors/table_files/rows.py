@@ -34,11 +34,7 @@ class TableRecords(Loaded):
 def read(
     spark: SparkSession, location: str, files: Sequence[PlannedFile], columns: StructType, *, positions: bool
 ) -> DataFrame:
-    """
-    Return the rows of files as a DataFrame. A column that a file lacks is null there.
-
-    :param positions: whether to add the columns by which :func:`in_groups` distributes the rows
-    """
+    """A column that a file lacks is null there. ``positions``: add the columns by which :func:`in_groups` distributes the rows."""
     root = plain_root(location)
     located = [root + file.key for file in files]
     has_colon = root.startswith("/") and any(":" in path for path in located)
@@ -52,10 +48,7 @@ def in_groups(
     frame: DataFrame, location: str, files: Sequence[PlannedFile], versions: Sequence[int]
 ) -> tuple[DataFrame, Sequence[int]]:
     """
-    Distribute rows that were read with ``positions`` by the version that added their file. Drops the columns of ``positions``.
-
-    :param versions: the version of each file
-    :returns: the rows, and the group of each Spark partition
+    Distribute rows that were read with ``positions``, which are dropped, by the version of their file. Return them, and the group of each Spark partition.
     """
     root = plain_root(location)
     of_versions = zip(files, versions, strict=True)
@@ -63,21 +56,13 @@ def in_groups(
 
 
 def footers(location: str, files: Sequence[PlannedFile]) -> dict[str, Footer]:
-    """
-    Return key → footer of each file. Sends one request or two for each file.
-
-    :raises DataError: a file is not a complete Parquet file. Nothing became visible
-    """
+    """Return key → footer of each file, with one or two requests. Refuses incomplete files (``DataError``)."""
     pins = [file_pins.FilePin(path=file.key, bytes=file.bytes, identity="") for file in files]
     return columnar.footers(location, "parquet", pins) if pins else {}
 
 
 def check_read(location: str, files: Sequence[PlannedFile], read: int, **facts: Any) -> None:
-    """
-    Compare the number of rows that Spark read with the number that the table's metadata states, or else the footers of the files.
-
-    :raises DataError: the numbers differ. Nothing became visible
-    """
+    """Compare the number of rows that Spark read with the number in the table's metadata, or else in the footers of the files (``DataError``)."""
     footers_by_key = footers(location, [file for file in files if file.rows < 0 <= file.bytes])
     rows = [footers_by_key[file.key].rows if file.key in footers_by_key else file.rows for file in files]
     stated = sum(rows) - sum(file.deleted for file in files)

@@ -43,12 +43,11 @@ class TableSource(Source):
 
     @property
     def name(self) -> str:
-        """The name of the table in errors."""
         return self.path
 
     @abstractmethod
     def check_table(self, planned: Any) -> None:
-        """Check that the table is that of a pin."""
+        """The table must be that of a pin."""
 
     @abstractmethod
     def _load(self, spark: SparkSession, pins: Sequence[Any], *, in_order: bool) -> Loaded: ...

@@ -24,8 +24,6 @@ def missing(location: str, files: Sequence[F]) -> list[F]:
     Return the files that do not exist with the planned size.
 
     More than 100 files are listed, as long as the listing has at most 10 times as many objects. A request is sent for each file that the listing lacks.
-
-    :raises UnavailableError: the store did not report the result of a request. Nothing became visible
     """
     store = open_dataset(location)
     listed = _listed(store, files) if len(files) > _FEW else {}
@@ -43,7 +41,7 @@ def missing(location: str, files: Sequence[F]) -> list[F]:
 
 
 def _listed(store: Dataset, files: Sequence[F]) -> dict[str, ObjectStat | None]:
-    """Return key → object for those files that a listing from the first to the last of them finds; none if the store refuses to list them."""
+    """Has the files that a listing from the first to the last of them finds; none if the store refuses to list them."""
     keys = {file.key for file in files}
     first, last = min(keys), max(keys)
     try:
