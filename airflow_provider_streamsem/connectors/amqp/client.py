@@ -159,7 +159,7 @@ class AmqpReceiver:
         self._channel = channel
 
     def receive(self, most: int) -> Sequence[Message]:
-        """Receive up to ``most`` messages, at most 100, each with one ``basic.get``. Returns no messages if the queue is empty."""
+        """At most 100, each with one ``basic.get``."""
         received: list[Message] = []
         with _translated(self._queue.name):
             while len(received) < min(most, _AT_ONCE):
@@ -178,17 +178,14 @@ class AmqpReceiver:
         return Message(id=message_id, body=body, headers=headers, handle=method.delivery_tag)
 
     def acknowledge(self, handles: Sequence[Any]) -> None:
-        """
-        Acknowledge each delivery. The broker does not reply to this. So the client then sends a request with a reply, which fails if an acknowledgement
-        failed.
-        """
+        """The broker does not reply to an acknowledgement. So the client then sends a request with a reply, which fails if an acknowledgement failed."""
         with _translated(self._queue.name):
             for handle in handles:
                 self._channel.basic_ack(handle)
             self._channel.queue_declare(self._queue.name, passive=True)
 
     def waiting(self) -> int:
-        """Return the number of messages that are ready for delivery."""
+        """Number of messages that are ready for delivery."""
         with _translated(self._queue.name):
             count: int = self._channel.queue_declare(self._queue.name, passive=True).method.message_count
         return count
@@ -211,12 +208,7 @@ def _host_and_port(text: str) -> tuple[str, int]:
 
 @cache
 def _keep_numbers_of_headers() -> None:
-    """
-    Patch pika so that it decodes floats and timestamps after the year 9999 in headers as the numbers that were sent.
-
-    Without the patch, pika truncates floats to integers, and raises an error for such a timestamp each time the message is delivered. pika has no option for
-    this, so the patch replaces its decoder in the whole process.
-    """
+    """Patch pika in this process: it truncates floats in headers to integers, and fails for timestamps after the year 9999 at each delivery."""
     from pika import data
 
     original = data.decode_value

@@ -53,11 +53,7 @@ def mechanism_of(settings: Mapping[str, str]) -> str | None:
 
 
 def check(conn_id: str, settings: Mapping[str, str]) -> None:
-    """
-    Check that the connection names a supported SASL mechanism, and has the properties that the mechanism needs.
-
-    :raises InvalidError: the mechanism is missing or not supported, or a property is missing or not valid. The error has no secrets
-    """
+    """Refuse SASL without a supported mechanism or its properties. The error has no secrets."""
     protocol = settings.get("security.protocol", "").upper()
     mechanisms = [settings[name] for name in ("sasl.mechanism", "sasl.mechanisms") if name in settings]
     # Without an explicit mechanism, librdkafka uses GSSAPI, which runs kinit in a shell.
@@ -124,11 +120,7 @@ def token_endpoint(settings: Mapping[str, str]) -> str:
 
 
 def warnings(client: str, conn_id: str | None, settings: Mapping[str, str]) -> list[str]:
-    """
-    Return a warning for each kind of credentials that is sent without encryption: to a broker, or to the token endpoint.
-
-    :param client: ``source kafka`` or ``sink kafka``
-    """
+    """Return a warning for each kind of credentials that is sent without encryption. ``client``: ``source kafka`` or ``sink kafka``."""
     found = []
     if settings.get("security.protocol", "").upper() == "SASL_PLAINTEXT":
         brokers = [broker.rpartition(":")[0].strip("[]") for broker in settings["bootstrap.servers"].split(",")]
@@ -145,11 +137,7 @@ def warnings(client: str, conn_id: str | None, settings: Mapping[str, str]) -> l
 
 
 def client_settings(settings: Mapping[str, str]) -> dict[str, Any]:
-    """
-    Return the settings with which a librdkafka client is created.
-
-    :raises InvalidError: the library that signs tokens for MSK is not installed
-    """
+    """Needs the library that signs tokens for MSK, if the connection uses them."""
     if mechanism_of(settings) != AWS_MSK_IAM:
         return dict(settings)
     region = _region(settings)
@@ -167,7 +155,7 @@ def _msk_token(region: str) -> Callable[[str], tuple[str, float]]:
         ) from error
 
     def token(_: str) -> tuple[str, float]:
-        """Return a token, and when it expires, in seconds since the epoch. librdkafka calls this function again before that."""
+        """Called again by librdkafka before the token expires (seconds since the epoch)."""
         signed, expiry_ms = MSKAuthTokenProvider.generate_auth_token(region)
         return signed, expiry_ms / 1000
 

@@ -25,11 +25,9 @@ _DO_FINISH = "start the query once more with Trigger.AvailableNow, wait until it
 
 def read_offsets(checkpoint: Store, *, is_read: Callable[[str], bool]) -> tuple[int, dict[str, int]]:
     """
-    Return the newest complete batch of a query, and the end offsets of its Kafka source: ``<topic>-<partition>`` → offset, exclusive.
+    Return the newest complete batch, and the end offsets of its Kafka source: ``<topic>-<partition>`` → offset, exclusive.
 
-    :param is_read: returns whether the pipeline's source reads a topic. Exactly one source of the query must read only such topics
-    :raises InvalidError: there is no checkpoint, or its last batch is not complete
-    :raises DataError: a file has another format, or no source or several sources of the query read such topics
+    Exactly one source of the query must read only topics of the pipeline (``DataError``). A last batch that is not complete is refused (``InvalidError``).
     """
     planned, committed = _newest(checkpoint, "offsets/"), _newest(checkpoint, "commits/")
     if committed is None or planned is None:
@@ -115,11 +113,7 @@ def write_offsets(checkpoint: Store, offsets: Offsets, *, now_ms: int) -> None:
     """
     Create a checkpoint from which a query with one Kafka source starts at the given offsets. The query then writes batch 1.
 
-    The checkpoint is complete only after this function returns.
-
-    :param offsets: partition → first offset to read
-    :param now_ms: the time of batch 0, in milliseconds UTC
-    :raises ConflictError: the location has other objects
+    The location must be empty (``ConflictError``). The checkpoint is complete only after this function returns.
     """
     ends: dict[str, dict[str, int]] = {}
     for name, offset in sorted(offsets.items()):

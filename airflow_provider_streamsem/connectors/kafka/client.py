@@ -106,8 +106,6 @@ def settings_of(conn_id: str | None, bootstrap_servers: str | None) -> dict[str,
 
     :param conn_id: an Airflow connection of type ``kafka``, which has the settings in its extra; ``None``: use ``bootstrap_servers`` only
     :param bootstrap_servers: ``host:port,…``; used only without ``conn_id``
-    :raises InvalidError: the extra of the connection has no ``bootstrap.servers``, has a property or SASL mechanism that is not accepted, or uses SASL
-        without a mechanism
     """
     if conn_id is None:
         return {"bootstrap.servers": bootstrap_servers or ""}
@@ -129,16 +127,12 @@ def settings_of(conn_id: str | None, bootstrap_servers: str | None) -> dict[str,
 
 
 def admin_client(settings: Mapping[str, str]) -> Any:
-    """
-    Return the ``AdminClient`` of this process for the settings.
-
-    :raises InvalidError: confluent-kafka is not installed
-    """
+    """Return the ``AdminClient`` of this process for the settings."""
     return _admin_client(*_cache_key(settings))
 
 
 def _cache_key(settings: Mapping[str, str]) -> tuple[int, tuple[tuple[str, str], ...]]:
-    """Return the process id, because a client cannot be used in a forked process, and the settings in hashable form."""
+    """A client cannot be used in a forked process, so the key has the process id."""
     return os.getpid(), tuple(sorted(settings.items()))
 
 
@@ -157,7 +151,7 @@ def _admin_client(process: int, settings: tuple[tuple[str, str], ...]) -> Any:
 
 @lru_cache(maxsize=8)
 def _reported_errors(process: int, settings: tuple[tuple[str, str], ...]) -> deque[str]:
-    """Return the names of the newest errors that an ``AdminClient`` has reported outside of its requests."""
+    """Names of the newest errors that an ``AdminClient`` has reported outside of its requests."""
     return deque(maxlen=8)
 
 
@@ -173,10 +167,7 @@ def call(request: Any, *, missing: str = "", settings: Mapping[str, str] | None 
 
     Errors contain the name of Kafka's error, never its text, because the text may contain settings.
 
-    :param request: a callable without arguments, or the ``result`` method of a future
     :param missing: name of the Kafka error for which ``None`` is returned
-    :param settings: librdkafka's settings of the client; errors contain its ``bootstrap.servers``
-    :raises StoreRefusedError: Kafka refused the credentials or the request
     :raises UnavailableError: no broker answered, or the call failed for another reason. Also if the authentication by OAUTHBEARER failed, because the token
         endpoint may be temporarily unavailable
     """

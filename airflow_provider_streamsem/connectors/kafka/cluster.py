@@ -47,16 +47,12 @@ class Partition:
 
     @property
     def name(self) -> str:
-        """Return the key of the partition in offsets and ranges: ``orders-0@<topic id>``, or ``orders-0`` if the cluster has no topic ids."""
+        """The key in offsets and ranges: ``orders-0@<topic id>``, or ``orders-0`` if the cluster has no topic ids."""
         return f"{self.topic}-{self.number}" + (f"@{self.topic_id}" if self.topic_id else "")
 
 
 def parse_partition(name: str) -> Partition:
-    """
-    Parse a partition from its name.
-
-    :raises LogDamagedError: the name does not have the form of :attr:`Partition.name`
-    """
+    """Parse :attr:`Partition.name` (``LogDamagedError``)."""
     location, _, topic_id = name.partition("@")
     topic, _, number = location.rpartition("-")
     if not re.fullmatch(r"[0-9]{1,9}", number):
@@ -73,23 +69,14 @@ class End:
 
 
 def lineage_names(settings: Mapping[str, str], topics: set[str], ranges: Ranges) -> list[tuple[str, str]]:
-    """
-    Return the OpenLineage datasets ``(namespace, name)`` of the topics in ``topics`` and in ``ranges``.
-
-    The namespace contains the first bootstrap server, as in the lineage of Spark.
-    """
+    """Return the OpenLineage datasets ``(namespace, name)`` of all these topics. The namespace has the first bootstrap server, as in the lineage of Spark."""
     server = settings["bootstrap.servers"].split(",")[0].split("://")[-1].strip()
     namespace = f"kafka://{server}" if ":" in server else f"kafka://{server}:9092"
     return [(namespace, topic) for topic in sorted(topics | {parse_partition(name).topic for name in ranges})]
 
 
 class KafkaCluster:
-    """
-    Requests metadata of one Kafka cluster.
-
-    :param settings: librdkafka's settings
-    :param isolation: ``read_committed`` or ``read_uncommitted``: the isolation level of end offsets
-    """
+    """Requests metadata of one Kafka cluster. ``isolation`` is that of end offsets: ``read_committed`` or ``read_uncommitted``."""
 
     def __init__(self, settings: Mapping[str, str], isolation: str) -> None:
         self._settings = dict(settings)
@@ -103,16 +90,12 @@ class KafkaCluster:
         return call(request, missing=missing, settings=self._settings)
 
     def topic_names(self) -> list[str]:
-        """Return the names of all topics, except those that start with ``__``."""
+        """All topics, except those that start with ``__``."""
         topics = self._call(lambda: self._admin.list_topics(timeout=TIMEOUT_S)).topics
         return sorted(name for name in topics if not name.startswith("__"))
 
     def partitions(self, topics: Iterable[str]) -> list[Partition]:
-        """
-        Return the partitions of the existing topics. Missing topics are left out.
-
-        A new topic becomes known to the brokers at different times. So the method requests a missing topic again before it leaves the topic out.
-        """
+        """Missing topics are left out, after repeated requests, because brokers learn of a new topic at different times."""
         names = sorted(set(topics))
         partitions: list[Partition] = []
         for _ in tries(_RETRY_DELAYS_S):
@@ -136,7 +119,7 @@ class KafkaCluster:
         return partitions
 
     def ends(self, partitions: Iterable[Partition]) -> dict[Partition, End]:
-        """Return the end offset of each partition: one past the last record that is visible at this isolation level."""
+        """One past the last record that is visible at this isolation level."""
         from confluent_kafka.admin import OffsetSpec
 
         return {
@@ -145,13 +128,12 @@ class KafkaCluster:
         }
 
     def lows(self, partitions: Iterable[Partition]) -> dict[Partition, int]:
-        """Return the earliest available offset of each partition."""
         from confluent_kafka.admin import OffsetSpec
 
         return {p: r.offset for p, r in self._offsets(partitions, OffsetSpec.earliest())}
 
     def offsets_for_time(self, partitions: Iterable[Partition], at_ms: int) -> dict[Partition, int]:
-        """Return the first offset whose timestamp is at or after ``at_ms`` (milliseconds UTC), or the end offset if there is none."""
+        """The first offset whose timestamp is at or after ``at_ms`` (milliseconds UTC), or the end offset if there is none."""
         from confluent_kafka.admin import OffsetSpec
 
         requested = list(partitions)
@@ -201,13 +183,9 @@ class KafkaCluster:
 
     def was_truncated(self, partition: Partition, offset: int, epoch: int) -> bool:
         """
-        Return whether a leader change after ``epoch`` has lost records below ``offset`` (KIP-320).
+        Return whether a leader change after ``epoch`` has lost records below ``offset``, an exclusive end that was recorded with ``epoch`` (KIP-320).
 
-        The client requests the end offset of that epoch from the leader. This costs one fetch, so callers call this method only if the epoch has changed.
-
-        :param offset: an end offset, exclusive
-        :param epoch: the leader epoch that was recorded with ``offset``
-        :raises UnavailableError: Kafka did not report the result of a request
+        Requests the end offset of that epoch from the leader. This costs one fetch, so callers call this method only if the epoch has changed.
         """
         from confluent_kafka import Consumer, KafkaError, TopicPartition
 
@@ -251,12 +229,7 @@ _FILES_IN_JAVA = {
 
 def java_settings(settings: Mapping[str, str]) -> dict[str, str]:
     """
-    Translate librdkafka's settings to options of Spark's Kafka source: ``kafka.<property of the Java client>`` → value.
-
-    Settings without a translation in this module are not passed to the Java client.
-
-    :param settings: from :func:`airflow_provider_streamsem.connectors.kafka.client.settings_of`
-    :raises InvalidError: a file that a setting names cannot be read as PEM
+    Translate librdkafka's settings to options of Spark's Kafka source. Others are not passed. Files with keys and certificates must be PEM (``InvalidError``).
     """
     java: dict[str, str] = {}
     for name, value in settings.items():

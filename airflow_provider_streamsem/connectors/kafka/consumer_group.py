@@ -13,12 +13,10 @@ from airflow_provider_streamsem.protocol.offsets import Offsets
 
 def read_offsets(source: KafkaSource, group: str) -> dict[str, int]:
     """
-    Return the committed offset of each partition that a source reads: ``<topic>-<partition>`` → the first offset that the group has not read.
+    Return ``<topic>-<partition>`` → the first offset that the group has not read.
 
-    :raises ConflictError: the group has members, which may commit other offsets
-    :raises InvalidError: the group has no committed offset for a partition, so its consumers would start at `auto.offset.reset`
-    :raises SourceChangedError: a topic does not exist
-    :raises UnavailableError: Kafka did not report the result of a request
+    Refuses a group with members, which may commit other offsets (``ConflictError``), and partitions without a committed offset, at which its consumers would
+    use `auto.offset.reset` (``InvalidError``).
     """
     from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 
@@ -47,11 +45,9 @@ def read_offsets(source: KafkaSource, group: str) -> dict[str, int]:
 
 def write_offsets(source: KafkaSource, group: str, offsets: Offsets) -> None:
     """
-    Commit offsets for a consumer group. A consumer of this group then starts there.
+    Commit the first offset to read of each partition. A consumer of this group then starts there.
 
-    :param offsets: partition → first offset to read
-    :raises ConflictError: the group has members, which may commit other offsets; or a topic was recreated
-    :raises UnavailableError: Kafka did not report the result. Repeat the call
+    Refuses a group with members, which may commit other offsets, and recreated topics (``ConflictError``). After ``UnavailableError``, repeat the call.
     """
     from confluent_kafka import ConsumerGroupTopicPartitions, TopicPartition
 

@@ -22,12 +22,7 @@ _CONFIG = {"cleanup.policy": "compact", "segment.bytes": "1048576", "min.cleanab
 
 
 class ControlTopic:
-    """
-    Reads the markers of a control topic, and the topic metadata that the sink needs.
-
-    :param settings: librdkafka's settings
-    :param topic: name of the control topic, which has one partition and is compacted
-    """
+    """Reads markers of a control topic, which has one partition and is compacted, and topic metadata that the sink needs."""
 
     def __init__(self, settings: Mapping[str, str], topic: str) -> None:
         self._settings, self.topic = dict(settings), topic
@@ -40,7 +35,7 @@ class ControlTopic:
         return call(request, missing=missing, settings=self._settings)
 
     def partitions(self, topics: Iterable[str]) -> dict[str, int]:
-        """Return topic → number of partitions. Missing topics and invalid names are left out, and the request does not create topics."""
+        """Missing topics and invalid names are left out, and the request does not create topics."""
         from confluent_kafka import TopicCollection
 
         names = sorted(name for name in set(topics) if re.fullmatch(TOPIC, name) and name not in (".", ".."))
@@ -53,7 +48,7 @@ class ControlTopic:
         return {name: len(topic.partitions) for name, topic in descriptions.items() if topic is not None}
 
     def config(self, topics: Iterable[str], name: str) -> dict[str, str]:
-        """Return topic → value of the topic configuration ``name``."""
+        """Topic → value of the topic configuration ``name``."""
         from confluent_kafka.admin import ConfigResource, ResourceType
 
         requested = {ConfigResource(ResourceType.TOPIC, topic): topic for topic in sorted(set(topics))}
@@ -63,11 +58,7 @@ class ControlTopic:
         return {requested[resource]: str(self._call(future.result)[name].value) for resource, future in futures.items()}
 
     def ensure(self) -> None:
-        """
-        Create the control topic if it is missing. Then check its configuration.
-
-        :raises InvalidError: as :meth:`check`
-        """
+        """Create the control topic if it is missing. Then :meth:`check` its configuration."""
         from confluent_kafka.admin import NewTopic
 
         if not self.partitions([self.topic]):
@@ -80,15 +71,11 @@ class ControlTopic:
         self.check()
 
     def is_missing(self) -> bool:
-        """Return whether the control topic is missing. Sends several requests before it returns ``True``. The requests do not create the topic."""
+        """Sends several requests before it returns ``True``. The requests do not create the topic."""
         return not any(self.partitions([self.topic]) for _ in tries(_RETRY_DELAYS_S))
 
     def check(self) -> None:
-        """
-        Check that the configuration of the control topic keeps its markers. The topic must exist.
-
-        :raises InvalidError: it does not have exactly one partition, or its ``cleanup.policy`` is not ``compact``, so that Kafka could delete markers
-        """
+        """Refuse an existing control topic in which Kafka could delete markers, or with more than one partition."""
         partitions = self.partitions([self.topic]).get(self.topic)
         policy = self.config([self.topic], "cleanup.policy")[self.topic]
         if partitions != 1 or policy != "compact":
@@ -101,14 +88,10 @@ class ControlTopic:
 
     def marker(self, key: str, *, within_s: float) -> SinkMarker | None:
         """
-        Return the newest committed marker of a key, among all records that were sent to the topic before this call.
+        Return the newest committed marker of a key (``<pipeline uuid>/<sink>``), among all records that were sent to the topic before this call.
 
         A ``read_committed`` consumer stops at the first open transaction, which may be that of another pipeline. So this method requests the
-        ``read_uncommitted`` end offset, and waits until a ``read_committed`` consumer reaches that offset.
-
-        :param key: ``<pipeline uuid>/<sink>``
-        :returns: ``None`` if the key has no marker, or if the topic is missing
-        :raises UnavailableError: the consumer did not reach the end within the timeout
+        ``read_uncommitted`` end offset, and waits until a ``read_committed`` consumer reaches that offset (else ``UnavailableError``).
         """
         from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
 
@@ -144,7 +127,7 @@ class ControlTopic:
         )
 
     def _end(self) -> int:
-        """Return the ``read_uncommitted`` end offset: one past the last record, committed or not."""
+        """The ``read_uncommitted`` end offset: one past the last record, committed or not."""
         from confluent_kafka import IsolationLevel, TopicPartition
         from confluent_kafka.admin import OffsetSpec
 

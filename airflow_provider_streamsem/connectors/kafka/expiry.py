@@ -18,12 +18,7 @@ from airflow_provider_streamsem.protocol.offsets import Offsets, position
 def expiry(
     cluster: KafkaCluster, partitions: Iterable[Partition], start: Offsets, *, within_ms: int | None, now_ms: int
 ) -> Expiry:
-    """
-    Count the lost, at-risk and spare offsets of the partitions.
-
-    :param start: the next offset to read of each partition
-    :param within_ms: offsets that retention may delete within this many milliseconds are at risk; ``None``: no offset is at risk
-    """
+    """Count the lost, at-risk and spare offsets of the partitions from ``start``. ``within_ms=None``: no offset is at risk."""
     requested = list(partitions)
     ends, lows = cluster.ends(requested), cluster.lows(requested)
     unread = [p for p in requested if ends[p].offset > position(start, p.name)]
@@ -36,7 +31,7 @@ def expiry(
 
 
 def _due_before(cluster: KafkaCluster, first: Mapping[Partition, int], at_ms: int) -> int:
-    """Return the number of offsets at or above ``first`` that retention by age may delete before ``at_ms`` (milliseconds UTC)."""
+    """Offsets at or above ``first`` that retention by age may delete before ``at_ms`` (milliseconds UTC)."""
     retention_by_topic = cluster.kept_ms({p.topic for p in first})
     due = 0
     for retention_ms in {ms for ms in retention_by_topic.values() if ms is not None and ms < at_ms}:

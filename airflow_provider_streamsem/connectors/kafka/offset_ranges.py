@@ -6,12 +6,7 @@ from collections.abc import Mapping
 
 
 def joined(pieces: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-    """
-    Merge adjacent offset ranges.
-
-    :param pieces: ranges ``[start, end)`` in ascending order, without overlap
-    :returns: ranges with the same offsets, of which no range ends at the start of the next
-    """
+    """Merge adjacent ranges ``[start, end)``, which ascend without overlap."""
     merged: list[tuple[int, int]] = []
     for first, last in pieces:
         if merged and merged[-1][1] == first:
@@ -23,14 +18,10 @@ def joined(pieces: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
 
 def shared(lags: Mapping[str, int], most: int | None) -> dict[str, int]:
     """
-    Distribute a batch of ``most`` offsets over partitions in proportion to their lag.
+    Distribute ``most`` offsets (``None``: no limit) over partitions in proportion to their lag.
 
-    Each partition with lag gets at least one offset, so that every partition makes progress. So the batch may exceed ``most`` by up to the number of
-    partitions with lag.
-
-    :param lags: partition → number of unread offsets
-    :param most: maximum number of offsets of the batch; ``None``: no limit
-    :returns: partition → number of offsets to read
+    Each partition with lag gets at least one offset, so that every partition makes progress. So the batch may exceed ``most`` by up to the number of partitions
+    with lag.
     """
     total = sum(lags.values())
     if most is None or total <= most:

@@ -15,9 +15,7 @@ class RangePin:
     """
     A planned range of offsets.
 
-    :param topic_id: id of the topic; ``""`` if the cluster gives no ids
-    :param partition: partition number
-    :param start: first offset, inclusive
+    :param topic_id: ``""`` if the cluster gives no ids
     :param end: end offset, exclusive
     :param epoch: leader epoch of the partition when the plan was created; -1 if unknown
     """
@@ -31,12 +29,7 @@ class RangePin:
 
 
 def read_pins(pins: Json, *, is_read: Callable[[str], bool]) -> tuple[RangePin, ...]:
-    """
-    Decode the pins of a plan.
-
-    :param is_read: returns whether the source reads a topic
-    :raises LogDamagedError: the pins have another form, or name a topic that the source does not read
-    """
+    """A pin of another form, or of a topic that the source does not read, is refused (``LogDamagedError``)."""
     try:
         decoded = tuple(build(RangePin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
     except LogDamagedError as error:
@@ -47,11 +40,7 @@ def read_pins(pins: Json, *, is_read: Callable[[str], bool]) -> tuple[RangePin, 
 
 
 def refuse_other_topics(topics: Iterable[str], *, is_read: Callable[[str], bool]) -> None:
-    """
-    Refuse topics that the pipeline does not read. Called before any request to the cluster.
-
-    :raises LogDamagedError: the pipeline does not read one of them
-    """
+    """Refuse topics that the pipeline does not read (``LogDamagedError``). Called before any request to the cluster."""
     others = sorted({topic for topic in topics if not is_read(topic)})
     if others:
         summary = "the log names topics that the pipeline does not read; nothing was read"

@@ -39,11 +39,8 @@ _FETCH_BYTES = 16 << 20
 
 class KafkaRecords(Loaded):
     """
-    The decoded records of planned ranges.
+    The decoded records of planned ranges, from a frame ``read`` with Kafka's columns. A key or value without decoder stays binary.
 
-    :param read: the records with Kafka's columns: topic, partition, offset, timestamp, headers, key, value
-    :param key: decoder of the key; ``None``: the key stays binary
-    :param value: decoder of the value; ``None``: the value stays binary
     :param topics: topics whose subjects are requested from the schema registry
     """
 
@@ -110,13 +107,7 @@ def _any_bad(parts: Mapping[str, Decoded]) -> str:
 def read_ranges(
     spark: SparkSession, settings: Mapping[str, str], pins: Sequence[RangePin], *, isolation: str
 ) -> DataFrame:
-    """
-    Return a DataFrame of the pinned ranges with Kafka's columns.
-
-    :param settings: options of Spark's source, and the client's settings from
-        :func:`airflow_provider_streamsem.connectors.kafka.cluster.java_settings`
-    :param isolation: ``read_committed`` or ``read_uncommitted``
-    """
+    """Return a DataFrame of the pinned ranges with Kafka's columns. ``settings`` includes ``cluster.java_settings``."""
     assigned: dict[str, list[int]] = {}
     starts: dict[str, dict[str, int]] = {}
     ends: dict[str, dict[str, int]] = {}
@@ -143,10 +134,10 @@ def read_ranges(
 @contextmanager
 def _v2_source(spark: SparkSession) -> Iterator[None]:
     """
-    Within the block, make Spark use its Data Source V2 for Kafka, which streaming queries also use (ADR 0014).
+    Within the block, Spark uses its Data Source V2 for Kafka (ADR 0014), which does not convert each row to Java objects and back, as V1 does.
 
-    The V1 source converts each row to Java objects and back. A classic session chooses the source when it creates the DataFrame. A Spark Connect server chooses
-    it when the plan runs, which is after this block, so it uses the V1 source.
+    A classic session chooses the source when it creates the DataFrame. A Spark Connect server chooses it when the plan runs, which is after this block, so it
+    uses the V1 source.
     """
     if is_remote():
         yield
@@ -176,7 +167,7 @@ def _group(options: Mapping[str, str], pins: Sequence[RangePin]) -> dict[str, st
 
 @lru_cache(maxsize=1024)
 def _named_group(identity: str) -> str:
-    """Return a random group name. The cache returns the same name for the same identity."""
+    """The cache returns the same random name for the same identity."""
     return f"spark-kafka-relation-{secrets.token_hex(16)}"
 
 

@@ -18,14 +18,7 @@ _COST_BYTES = 32  # sending a record costs as much time in the producer as this 
 
 
 def check_columns(schema: str, topic: str | None) -> None:
-    """
-    Check that the columns are those of a Kafka record.
-
-    :param schema: the columns, as Spark's schema JSON
-    :param topic: the topic of rows that name none; ``None``: each row must name its topic
-    :raises DataError: a column has an unknown name or another type, ``value`` is missing, or there is neither a column ``topic`` nor a topic of the sink.
-        Nothing became visible
-    """
+    """Refuse columns that are not those of a Kafka record. ``topic=None``: each row must name its topic."""
     types = {column["name"]: column["type"] for column in json.loads(schema)["fields"]}
     if not types:  # A batch without rows may have no columns.
         return
@@ -60,12 +53,10 @@ def _is_headers(kind: Any) -> bool:
 @dataclass(slots=True)
 class Measured:
     """
-    Measurements of a batch that are compared with the limits of the cluster.
+    Measurements of a batch that are compared with the limits of the cluster. Bytes are those of keys, values and headers, uncompressed.
 
-    :attr rows: number of rows
-    :attr bytes: uncompressed bytes of all records (key, value and headers), plus a constant for each record
-    :attr largest: uncompressed bytes of the largest record (key, value and headers)
-    :attr topic_partitions: ``(topic, partition)`` of the rows. The topic is ``None`` if the row names none, and the partition if the partitioner chooses it
+    :attr bytes: of all records, plus a constant for each record
+    :attr topic_partitions: ``None`` for a topic that the row does not name, and for a partition that the partitioner chooses
     :attr keyless: topics of the records without a key; ``None`` stands for rows that name no topic
     """
 
@@ -76,11 +67,7 @@ class Measured:
     keyless: set[str | None] = field(default_factory=set)
 
     def add(self, batch: Any) -> None:
-        """
-        Add the rows of a pyarrow record batch with the columns of a Kafka record.
-
-        :raises DataError: a topic is an empty string, or the client would drop or truncate a header. Nothing became visible
-        """
+        """Add a pyarrow record batch. Empty topics, and headers that the client would drop or truncate, are refused (``DataError``)."""
         import pyarrow
         from pyarrow import compute
 

@@ -177,7 +177,7 @@ class KafkaSink(TransactionalSink[_Handle]):
         return measured
 
     def _check_transaction_size(self, measured: Measured) -> None:
-        """Check that the sink can send the batch before the transaction times out."""
+        """The sink must be able to send the batch before the transaction times out."""
         needs_s = measured.bytes / self.bytes_per_s
         if needs_s > self.transaction_timeout_s:
             raise DataError(
@@ -348,14 +348,14 @@ class KafkaSink(TransactionalSink[_Handle]):
         return int(given)
 
     def _producer_settings(self) -> dict[str, Any]:
-        """Return librdkafka's settings of a producer: those of the options before those of the connection, and those before the defaults of this sink."""
+        """Settings of the options precede those of the connection, and those precede the defaults of this sink."""
         return {
             "linger.ms": "20", "compression.type": "zstd", "partitioner": "murmur2_random", "message.max.bytes": str(_MESSAGE_MAX_BYTES),
             **authentication.client_settings(settings_of(self.conn_id, self.bootstrap_servers)), **self.options,
         }  # fmt: skip
 
     def _commit(self, producer: Any, batch: SinkCommit, state: str) -> None:
-        """Send all records and the marker in one transaction. If this method raises an exception, the transaction may still have been committed."""
+        """If this method raises an exception, the transaction may still have been committed."""
         from confluent_kafka import KafkaException
 
         refused: list[str] = []
@@ -403,7 +403,7 @@ class KafkaSink(TransactionalSink[_Handle]):
 
 
 class _RecordRejectedError(Exception):
-    """Kafka rejected a record. The message is the name of Kafka's error. The exception never leaves this module."""
+    """The message is the name of Kafka's error. The exception never leaves this module."""
 
 
 def _name(error: Exception) -> str:
@@ -411,7 +411,7 @@ def _name(error: Exception) -> str:
 
 
 def _abort_quietly(producer: Any) -> None:
-    """Abort an open transaction, so that consumers need not wait for its timeout. Best effort: otherwise the next publisher aborts it."""
+    """Consumers then need not wait for the timeout of the transaction. Best effort: otherwise the next publisher aborts it."""
     if producer is not None:
         with suppress(Exception):
             producer.abort_transaction(1)

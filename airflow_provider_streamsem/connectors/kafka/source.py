@@ -301,7 +301,7 @@ def _is_end(pair: Json) -> bool:
 
 
 def _known_ends(hint: Json) -> dict[str, End]:
-    """Return partition → end from a hint. A hint of another form is ignored. Then the loss of a partition with unread records is not detected."""
+    """A hint of another form is ignored. Then the loss of a partition with unread records is not detected."""
     ends = hint.get("ends") if isinstance(hint, dict) else None
     return {name: End(*pair) for name, pair in ends.items() if _is_end(pair)} if isinstance(ends, dict) else {}
 
@@ -338,11 +338,7 @@ def _check_pattern(where: str, pattern: object) -> None:
 
 
 class KafkaPlanner(Planner):
-    """
-    A Kafka source that is bound to a commit log.
-
-    The hint records the end offset and leader epoch of each partition when the newest plan was created: ``{"ends": {partition: [offset, epoch]}}``.
-    """
+    """The hint has the end offset and leader epoch of each partition when the newest plan was created: ``{"ends": {partition: [offset, epoch]}}``."""
 
     def __init__(self, source: KafkaSource) -> None:
         self._source = source

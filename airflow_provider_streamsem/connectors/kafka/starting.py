@@ -12,12 +12,7 @@ TOPIC = r"[A-Za-z0-9._-]{1,249}"
 
 
 def starting(where: str, given: object) -> str | Mapping[str, int]:
-    """
-    Validate the argument ``starting``, and return it as the source stores it.
-
-    :param given: ``earliest``, ``latest``, an ISO 8601 timestamp with a zone, or a mapping from ``<topic>-<partition>`` to offsets
-    :raises InvalidError: it has none of the accepted forms
-    """
+    """Return the argument as the source stores it: ``earliest``, ``latest``, an ISO 8601 time with a zone, or ``<topic>-<partition>`` → offset."""
     if isinstance(given, Mapping):
         if not given or not all(
             re.fullmatch(rf"{TOPIC}-\d+", str(k)) and type(v) is int and v >= 0 for k, v in given.items()

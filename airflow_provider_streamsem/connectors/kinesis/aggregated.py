@@ -19,11 +19,7 @@ _VARINT, _FIXED64, _BYTES, _FIXED32 = 0, 1, 2, 5
 
 
 class UserRecord(NamedTuple):
-    """
-    A record as its producer sent it.
-
-    :param hash_key: the 128-bit number that determines the shard: the explicit hash key, or the MD5 of the partition key
-    """
+    """A record as its producer sent it. ``hash_key`` (128 bits), explicit or the MD5 of the partition key, determines the shard."""
 
     partition_key: str
     hash_key: int

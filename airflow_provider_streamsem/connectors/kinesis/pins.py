@@ -32,13 +32,7 @@ def is_time(offset: int) -> bool:
 
 @dataclass(frozen=True, slots=True, order=True)
 class Partition:
-    """
-    A shard of a stream.
-
-    A stream that was deleted and recreated has another creation time, so its shards are other partitions.
-
-    :param created_s: when the stream was created, in seconds since the epoch
-    """
+    """A shard of a stream. A recreated stream has another creation time (seconds since the epoch), so its shards are other partitions."""
 
     stream: str
     shard: str
@@ -46,16 +40,12 @@ class Partition:
 
     @property
     def name(self) -> str:
-        """Return the key of the shard in offsets and ranges: ``orders/shardId-000000000000@1767225600``."""
+        """The key in offsets and ranges: ``orders/shardId-000000000000@1767225600``."""
         return f"{self.stream}/{self.shard}@{self.created_s}"
 
 
 def parse_partition(name: str) -> Partition:
-    """
-    Parse the name of a partition.
-
-    :raises LogDamagedError: the name does not have the form of :attr:`Partition.name`
-    """
+    """Parse :attr:`Partition.name` (``LogDamagedError``)."""
     match = _NAME.fullmatch(name)
     if match is None:
         raise LogDamagedError("the log contains an invalid name of a Kinesis shard", invariant="R6", partition=name)
@@ -65,13 +55,9 @@ def parse_partition(name: str) -> Partition:
 @dataclass(frozen=True, slots=True)
 class ShardPin:
     """
-    A planned range of records of a shard.
+    A planned range of records of a shard. Its sequence numbers and hash keys are inclusive.
 
     :param created_s: when the stream was created, in seconds since the epoch
-    :param first: sequence number of the first record
-    :param last: sequence number of the last record, inclusive
-    :param lowest_key: lowest hash key of the shard, inclusive
-    :param highest_key: highest hash key of the shard, inclusive
     :param retention_h: retention of the stream when the plan was made, in hours
     :param parents: ids of the shards from which a split or a merge made this shard
     """
@@ -88,16 +74,11 @@ class ShardPin:
 
     @property
     def partition(self) -> Partition:
-        """Return the shard."""
         return Partition(self.stream, self.shard, self.created_s)
 
 
 def read_pins(pins: Json, *, stream: str) -> tuple[ShardPin, ...]:
-    """
-    Decode the pins of a plan.
-
-    :raises LogDamagedError: the pins have another form, or name another stream
-    """
+    """Decode the pins of a plan."""
     summary = "the pins of a plan are not ranges of Kinesis shards; nothing was read"
     try:
         ranges = tuple(build(ShardPin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
@@ -119,3 +100,5 @@ def refuse_other_streams(streams: set[str], *, stream: str) -> None:
     if others:
         summary = "the log names streams that the pipeline does not read; nothing was read"
         raise LogDamagedError(summary, invariant="R6", streams=others)
+
+    """Refuse streams that the source does not read (``LogDamagedError``). Called before any request."""

@@ -28,7 +28,6 @@ class KinesisEnd(SourceEnd):
     """
     The end of each shard.
 
-    :param listing: the shards at the time of the poll
     :param ends: partition → the end of the shard, as the poll found it
     :param known: partition → the end that was known before the poll
     :param at_ms: when the poll began, in milliseconds UTC
@@ -64,11 +63,9 @@ class _Hint:
 @dataclass(frozen=True, slots=True)
 class _Part:
     """
-    The part of an unread range that a slice reads.
+    The part of an unread range that a slice reads. ``first`` is ``None`` if the shard has no record of the range; ``last`` is inclusive.
 
     :param lost_before: records from ``start`` to this offset may be lost; equal to ``start`` if none is
-    :param first: sequence number of the first record; ``None`` if the shard has no record of the range
-    :param last: sequence number of the last record, inclusive
     :param arrived_ms: when the last record arrived (UTC); ``None`` if it was not read
     """
 
@@ -86,10 +83,6 @@ class KinesisPlanner(Planner):
 
     The hint records when the newest plan was made. For each shard it records the end, and offsets with a time before which no record at or above the offset
     arrived: ``{"at_ms": 1767225600000, "shards": {partition: [end, [[offset, since_ms], …]]}}``.
-
-    :param stream: name of the stream
-    :param requests: returns the object that sends requests to the stream
-    :param clock: the clock of the log
     """
 
     def __init__(self, stream: str, requests: Callable[[], KinesisStream], clock: Clock) -> None:
@@ -103,7 +96,7 @@ class KinesisPlanner(Planner):
         return self._requests()
 
     def poll(self, hint: Json) -> KinesisEnd:
-        """Return the end of each shard. For a shard that no longer exists it is the last known end, so that its unread records are not skipped silently."""
+        """For a shard that no longer exists it is the last known end, so that its unread records are not skipped silently."""
         at_ms = self._clock.now_ms()
         listing = self._stream.listing()
         hinted = {name: known_shard.end for name, known_shard in _read_hint(hint).shards.items()}
@@ -182,7 +175,7 @@ class KinesisPlanner(Planner):
         return _Part(start, first.number if is_lost else start, first.number, last, rows, arrived_ms)
 
     def _first(self, shard: Shard, start: int, end: SourceEnd) -> Record | None:
-        """Return the first record at or above ``start``. The poll has found it already if it began there."""
+        """The poll has found the record already if it began at ``start``."""
         if isinstance(end, KinesisEnd) and position(end.known, shard.partition.name) == start:
             record = end.ends[shard.partition.name].first
             if record is not None:
@@ -226,7 +219,7 @@ class KinesisPlanner(Planner):
         return {"at_ms": at_ms, "shards": shards}
 
     def _counted(self, shard: str, first: Record, stop: int, max_records: int) -> tuple[Record, int]:
-        """Count up to ``max_records`` records from ``first`` on, below ``stop``. Return the last counted record and the number of counted records."""
+        """Count up to ``max_records`` records from ``first`` on, below ``stop``. Return the last one and their number."""
         last, rows = first, 0
         for records in self._stream.records_at(shard, first.number, min(max_records, _PAGE_RECORDS)):
             for record in records:
@@ -288,11 +281,11 @@ class KinesisPlanner(Planner):
         )
 
     def lag(self, start: Offsets, hint: Json) -> int:
-        """Return the number of shards with unread records. Two requests for each shard."""
+        """The number of shards with unread records. Two requests for each shard."""
         return len(self._first_unread(start))
 
     def unread_before(self, start: Offsets, at_ms: int) -> int:
-        """Return the number of shards whose first unread record arrived before ``at_ms`` (milliseconds UTC, exclusive)."""
+        """Counts shards by the arrival of their first unread record."""
         return sum(record.arrived_ms < at_ms for record in self._first_unread(start).values())
 
     def minimum_clock(self, start: Offsets) -> int | None:
@@ -317,7 +310,7 @@ def _waiting_for_parents(shards: Mapping[str, Shard], unread: Ranges) -> set[str
 
 
 def _read_hint(hint: Json) -> _Hint:
-    """Return the hint; an empty one, which proves nothing, if it has another form."""
+    """An empty hint, which proves nothing, if it has another form."""
     shards = hint.get("shards") if isinstance(hint, Mapping) else None
     if not isinstance(hint, Mapping) or type(hint.get("at_ms")) is not int or not isinstance(shards, Mapping):
         return _Hint()

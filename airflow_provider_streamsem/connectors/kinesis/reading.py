@@ -29,11 +29,7 @@ class RangeChangedError(Exception):
 def client(
     *, endpoint_url: str | None = None, profile_name: str | None = None, region_name: str | None = None, **keys: Any
 ) -> Any:
-    """
-    Return a boto3 client. Values that are ``None`` come from boto3's default chain on this machine.
-
-    :param keys: ``aws_access_key_id``, ``aws_secret_access_key`` and ``aws_session_token``
-    """
+    """Return a boto3 client. Values that are ``None`` come from boto3's default chain on this machine."""
     import boto3.session
     from botocore.config import Config
 
@@ -59,12 +55,10 @@ def at(sequence_number: int | str) -> dict[str, Any]:
 
 def pages(client: Any, stream: str, shard: str, position: Mapping[str, Any], limit: int) -> Iterator[Mapping[str, Any]]:
     """
-    Yield the responses of GetRecords from a position on, including empty ones. Ends at the end of a closed shard.
+    Yield the responses of GetRecords, including empty ones. Ends at the end of a closed shard.
 
-    An iterator of Kinesis expires after five minutes. Then the function requests another one, after the last record that it has yielded.
-
-    :param position: arguments of GetShardIterator
-    :param limit: maximum number of records of a request, 1 to 10,000
+    An iterator of Kinesis expires after five minutes. Then the function requests another one, after the last record that it has yielded. ``limit`` is at most
+    10,000 records of a request.
     """
     where = {"StreamName": stream, "ShardId": shard}
     iterator = client.get_shard_iterator(**where, **position)["ShardIterator"]
@@ -89,12 +83,9 @@ def user_records(
     record: Mapping[str, Any], aggregation: str, keys: tuple[int, int]
 ) -> Iterator[tuple[int, str, bytes]]:
     """
-    Yield the user records of a record of Kinesis: the sub-sequence number, the partition key and the data.
+    Yield the sub-sequence number, the partition key and the data of each user record. ``keys`` are the hash keys of the shard, both inclusive.
 
     After a reshard, the KPL repeats the user records that arrived in a shard of other hash keys. So with ``"kpl"`` they are not part of this shard.
-
-    :param aggregation: ``"kpl"``, ``"all"`` or ``"none"``; see ``KinesisSource``
-    :param keys: lowest and highest hash key of the shard, both inclusive
     """
     users = None if aggregation == "none" else split(record["Data"])
     if users is None:
@@ -107,13 +98,10 @@ def user_records(
 
 def range_of(client: Any, pin: Mapping[str, Any]) -> Iterator[list[Mapping[str, Any]]]:
     """
-    Yield the records of a planned range, page by page, and check that none is missing.
+    Yield the records of a planned range (fields of a ``ShardPin``), page by page, and check that none is missing (``RangeChangedError``).
 
     Retention deletes the oldest records. If it passes the position of a reader, Kinesis continues with later records and reports no error. So the range must
     begin with its first record. And if the last record of a page may have expired when the next page was read, the shard must still have it.
-
-    :param pin: the fields of a ``ShardPin``
-    :raises RangeChangedError: records of the range are missing
     """
     stream, shard, first, last = pin["stream"], pin["shard"], int(pin["first"]), int(pin["last"])
     previous: Mapping[str, Any] | None = None
@@ -151,11 +139,7 @@ def _check_oldest(client: Any, stream: str, shard: str, before: int) -> None:
 
 
 def batches(client: Any, pin: Mapping[str, Any], aggregation: str) -> Iterator[Any]:
-    """
-    Yield the user records of a planned range as Arrow record batches.
-
-    :raises RangeChangedError: records of the range are missing
-    """
+    """Yield the user records of :func:`range_of` as Arrow record batches."""
     keep_import_caches()
     keys = int(pin["lowest_key"]), int(pin["highest_key"])
     rows: list[tuple[Any, ...]] = []

@@ -33,11 +33,7 @@ _OWN = (
 
 
 def decoded_records(read: DataFrame, value: Decoder | None) -> MessageRecords:
-    """
-    Return the decoded records.
-
-    :param value: decoder of the data; ``None``: the data stays binary
-    """
+    """``value=None``: the data stays binary."""
     location = [name for name in _OWN if name != "approximate_arrival_timestamp"]
     return MessageRecords(read, value, system="kinesis", own=_OWN, location=location)
 
@@ -50,8 +46,6 @@ def read_ranges(
 
     The Python data source is registered under a random name in the session, which is a clone for each attempt. Its class holds ``settings``, which Spark
     serializes and never prints: the plan shows only the name.
-
-    :param settings: the arguments of :func:`airflow_provider_streamsem.connectors.kinesis.reading.client`
     """
     name = f"kinesis_{secrets.token_hex(8)}"
     pickle_by_value(aggregated, python_worker, reading, varints)
@@ -62,7 +56,7 @@ def read_ranges(
 def _data_source(
     name: str, pins: Sequence[ShardPin], settings: Mapping[str, Any], aggregation: str
 ) -> type[DataSource]:
-    """Return the class of a data source that reads the pins. Its methods refer to no module of this package, except by value."""
+    """The methods of the class refer to no module of this package, except by value."""
     ranges = [dataclasses.asdict(pin) for pin in pins]
     arguments, columns = dict(settings), COLUMNS
     client, batches = reading.client, reading.batches

@@ -16,12 +16,7 @@ _MOST_DIGITS = 64
 
 
 def starting(where: str, given: object) -> str | Mapping[str, str]:
-    """
-    Validate the argument ``starting``, and return it as the source stores it.
-
-    :param given: ``earliest``, ``latest``, an ISO 8601 timestamp with a zone, or a mapping from shard ids to sequence numbers
-    :raises InvalidError: it has none of the accepted forms
-    """
+    """Return the argument as the source stores it: ``earliest``, ``latest``, an ISO 8601 time with a zone, or shard id → sequence number."""
     if isinstance(given, Mapping):
         numbers = {str(shard): str(number) for shard, number in given.items() if type(number) in (str, int)}
         if not given or len(numbers) < len(given) or not all(_is_number(number) for number in numbers.values()):
@@ -45,11 +40,7 @@ def _is_number(text: str) -> bool:
 
 
 def with_times(listing: Listing, offsets: Offsets, *, now_ms: int) -> Offsets:
-    """
-    Return initial offsets in which a shard without records has the current time; see :func:`airflow_provider_streamsem.connectors.kinesis.pins.is_time`.
-
-    With a server that imitates Kinesis, a sequence number may be smaller than a time, so the offset stays 0 there.
-    """
+    """Give shards without records the current time, unless the server imitates Kinesis: its sequence numbers may be smaller than a time."""
     starts = {shard.partition.name: shard.number for shard in listing.shards}
     return {name: now_ms if offset == 0 and is_number(starts[name]) else offset for name, offset in offsets.items()}
 
@@ -74,11 +65,7 @@ def ends(stream: KinesisStream, listing: Listing, *, now_ms: int) -> Offsets:
 
 
 def earliest(stream: KinesisStream, listing: Listing, *, now_ms: int) -> Offsets:
-    """
-    Return partition → the oldest record that retention does not delete in the next ten minutes.
-
-    Retention deletes the oldest record of a busy shard at any moment. A pipeline that began there would lose a part of its first range at once.
-    """
+    """Return partition → the oldest record that retention keeps for ten more minutes: a pipeline would lose a part of an older range at once."""
     safe_ms = now_ms - listing.retention_h * 3_600_000 + _EXPIRES_SOON_MS
 
     def offset(shard: Shard) -> int:
@@ -93,11 +80,7 @@ def earliest(stream: KinesisStream, listing: Listing, *, now_ms: int) -> Offsets
 
 
 def given_offsets(stream: KinesisStream, listing: Listing, given: Mapping[str, str], *, now_ms: int) -> Offsets:
-    """
-    Return partition → the given sequence number, or the earliest offset of a shard that is not named.
-
-    :raises InvalidError: the stream does not have a named shard, or the shard does not have the record
-    """
+    """Return partition → the given sequence number, which must exist (``InvalidError``), or the earliest offset of a shard that is not named."""
     names = {shard.partition.shard: shard.partition.name for shard in listing.shards}
     unknown = sorted(set(given) - set(names))
     if unknown:

@@ -37,13 +37,11 @@ class PositionError(Exception):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shard:
     """
-    A shard as ListShards returns it.
+    A shard as ListShards returns it. Hash keys are inclusive.
 
     :param parents: ids of the shards from which a split or a merge made this shard
     :param is_closed: whether the shard takes no more records
     :param number: the sequence number at which the shard starts
-    :param lowest_key: lowest hash key, inclusive
-    :param highest_key: highest hash key, inclusive
     """
 
     partition: Partition
@@ -56,12 +54,7 @@ class Shard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Listing:
-    """
-    The shards of a stream at one time, the parents before their children.
-
-    :param created_s: when the stream was created, in seconds since the epoch
-    :param retention_h: retention in hours
-    """
+    """The shards of a stream at one time, the parents before their children. ``created_s`` is in seconds since the epoch."""
 
     created_s: int
     retention_h: int
@@ -79,9 +72,8 @@ class Record:
 @dataclass(frozen=True, slots=True)
 class End:
     """
-    The end of a shard.
+    The end of a shard: the newest sequence number plus 1, or 0 without records.
 
-    :param offset: the sequence number of the newest record plus 1; 0 if the shard holds no record
     :param first: the first record after the known end from which the search began; ``None`` if it did not begin there, or if there is no such record
     """
 
@@ -90,23 +82,14 @@ class End:
 
 
 class KinesisStream:
-    """
-    Sends requests to one stream.
-
-    :param name: name of the stream
-    :param settings: the arguments of :func:`airflow_provider_streamsem.connectors.kinesis.reading.client`
-    """
+    """Sends requests to one stream. ``settings`` are the arguments of :func:`airflow_provider_streamsem.connectors.kinesis.reading.client`."""
 
     def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
         self._name = name
         self._client = _client(os.getpid(), _aws_environment(), tuple(sorted(settings.items())))
 
     def listing(self) -> Listing:
-        """
-        Return the current shards: one request for the stream, and one for each 10,000 shards.
-
-        :raises SourceChangedError: the stream does not exist
-        """
+        """One request for the stream (``SourceChangedError`` if it does not exist), and one for each 10,000 shards."""
         with self._translated():
             summary = self._client.describe_stream_summary(StreamName=self._name)["StreamDescriptionSummary"]
             created_s = int(summary["StreamCreationTimestamp"].timestamp())
@@ -121,7 +104,7 @@ class KinesisStream:
         )
 
     def for_each(self, items: Mapping[K, Callable[[], T]]) -> dict[K, T]:
-        """Call the functions in up to 16 threads, and return their results under the same keys."""
+        """Call the functions in up to 16 threads."""
         return dict(zip(items, in_threads(lambda call: call(), [*items.values()]), strict=True))
 
     def oldest(self, shard: str) -> Record | None:
@@ -129,19 +112,15 @@ class KinesisStream:
         return self._first(shard, _HORIZON)
 
     def record_at(self, shard: str, number: int) -> Record | None:
-        """
-        Return the record with a sequence number, or the first one after it; ``None`` if there is none.
-
-        :raises PositionError: the number is not one of the shard
-        """
+        """Return the first record at or after a sequence number; ``None`` if there is none. Another shard's number raises ``PositionError``."""
         return self._first(shard, reading.at(number))
 
     def first_from(self, shard: str, offset: int) -> Record | None:
         """
         Return the first record at or above an offset; ``None`` if there is none.
 
-        An offset is one above the last record that was read, or the sequence number that ``starting`` names. Kinesis accepts only sequence numbers of
-        records. So if it refuses the first request, a second one reads at the offset itself.
+        An offset is one above the last record that was read, or the sequence number that ``starting`` names. Kinesis accepts only sequence numbers of records.
+        So if it refuses the first request, a second one reads at the offset itself.
         """
         if offset == 0 or is_time(offset):
             return self.oldest(shard)
@@ -167,13 +146,11 @@ class KinesisStream:
 
     def end(self, shard: Shard, known: int, *, now_ms: int, retention_h: int) -> End:
         """
-        Find the end of a shard without reading all of its records.
+        Find the end of a shard without reading all of its records. ``known``, a known end or 0, saves requests, and does not change the result.
 
         First, the function reads up to four pages after the known end, or from the oldest record. If a page reaches the end of the shard, that is the result.
-        Otherwise, the function searches for the newest seconds with records. It requests records since 10 seconds ago, and doubles this period until there
-        are records. Then it bisects the period, and reads forward from the time that it found.
-
-        :param known: a known end offset; 0 if none is known. It saves requests, and does not change the result
+        Otherwise, the function searches for the newest seconds with records. It requests records since 10 seconds ago, and doubles this period until there are
+        records. Then it bisects the period, and reads forward from the time that it found.
         """
         first = newest = None
         position = reading.after(known - 1) if known else _HORIZON
@@ -303,7 +280,7 @@ def _shard(stream: str, created_s: int, description: Mapping[str, Any]) -> Shard
 
 
 def _parents_first(shards: list[Shard]) -> tuple[Shard, ...]:
-    """Return the shards in an order in which no shard precedes its parents. Parents that retention has removed from the listing are ignored."""
+    """No shard precedes its parents. Parents that retention has removed from the listing are ignored."""
     remaining = {shard.partition.shard: shard for shard in sorted(shards, key=lambda shard: shard.partition)}
     ordered: dict[str, Shard] = {}
     while remaining:
@@ -318,6 +295,6 @@ def _record(record: Mapping[str, Any]) -> Record:
 
 
 def _since(at_ms: int) -> dict[str, Any]:
-    """Return the position of a time. boto3 sends whole seconds, so the read begins up to a second before the time."""
+    """boto3 sends whole seconds, so the read begins up to a second before the time."""
     at = datetime.fromtimestamp(max(0, at_ms) // 1000, tz=timezone.utc)
     return {"ShardIteratorType": "AT_TIMESTAMP", "Timestamp": at}

@@ -47,9 +47,7 @@ class Message:
     """
     One delivery of a queue message.
 
-    :param id: the message id, which is the same in every delivery of the message. ``None`` if the message has none; duplicates of it cannot be detected
-    :param body: the body as bytes
-    :param headers: the headers or attributes of the message, as text
+    :param id: the same in every delivery of the message. ``None`` if the message has none; duplicates of it cannot be detected
     :param handle: identifies this delivery for :meth:`Receiver.acknowledge`
     """
 
@@ -103,12 +101,7 @@ class Window:
         return "dedup " + ", ".join(hours + ([] if self.messages is None else [f"{self.messages} messages"]))
 
     def holds(self, *, age_ms: int, later: int) -> bool:
-        """
-        Return whether a landing is in the window.
-
-        :param age_ms: how much older it is than the newest landing, in milliseconds
-        :param later: number of messages with an id in later landings
-        """
+        """Return whether a landing that is ``age_ms`` older than the newest one, with ``later`` messages with ids after it, is in the window."""
         return (self.hours is None or age_ms <= self.hours * 3_600_000) and (
             self.messages is None or later < self.messages
         )
@@ -125,12 +118,10 @@ class _Landed:
 
 class LandingDirectory:
     """
-    The directory or S3 prefix that holds the landings of one queue. Writes the landings, and caches the message ids of the landings that this process has read.
+    Writes the landings of one queue to a directory or S3 prefix, and caches the message ids of those that this process has read.
 
-    Several instances may use one location concurrently.
+    Several instances may use one location concurrently. If the result of a create is unknown, the commit log repeats it with the same bytes.
 
-    :param log: the location, opened as a commit log. If the result of a create is unknown, the commit log repeats it with the same bytes
-    :param window: the dedup window
     :param queue: returns the server and the name of the queue, which the landing marker contains
     """
 
@@ -141,7 +132,7 @@ class LandingDirectory:
         self._known: dict[int, tuple[_Landed, ...]] = {}
 
     def newest(self) -> int:
-        """Return the number of the newest listed landing, or -1. The listing may lag. The create of the next number then fails."""
+        """-1 without landings. The listing may lag. The create of the next number then fails."""
         return self._listed("", _key)
 
     def _listed(self, prefix: str, key_of: Callable[[int], str]) -> int:
@@ -159,14 +150,10 @@ class LandingDirectory:
 
     def land(self, receiver: Receiver, *, most: int, seconds: float) -> int:
         """
-        Receive messages until the queue is empty or a limit is reached, and write the new messages as one landing. Then acknowledge all messages.
+        Receive at most ``most`` messages, write the new ones as one landing, then acknowledge all. Return how many it has (0: no landing).
 
-        The process may die at any line. The queue delivers unacknowledged messages again, and a later landing drops those that were landed.
-
-        :param most: maximum number of messages to receive, 1 or more
-        :returns: the number of messages in the landing; 0 if no landing was written
-        :raises UnavailableError: the queue or the location did not report the result of a request. Every acknowledged message is landed
-        :raises InvalidError: the location has the landings of another queue. No message was landed or acknowledged
+        The process may die at any line. The queue delivers unacknowledged messages again, and a later landing drops those that were landed. A location of
+        another queue is refused (``InvalidError``).
         """
         is_marked = self._check_marker()
         i = self.newest()  # before a message is received, so that no message is hidden from other consumers if the location cannot be reached
@@ -192,7 +179,7 @@ class LandingDirectory:
         return landed
 
     def _check_marker(self) -> bool:
-        """Return whether the landing marker exists. It must name this queue."""
+        """The marker must name this queue."""
         data = self._log.read(_MARKER)
         if data is None:
             return False
@@ -224,7 +211,7 @@ class LandingDirectory:
         return received
 
     def _fresh(self, i: int, received: Sequence[Message]) -> list[Message]:
-        """Return the messages whose ids are in no landing of the window up to ``i``, one for each id. Messages without an id never count as duplicates."""
+        """Messages whose ids are in no landing of the window up to ``i``, one for each id. Messages without an id never count as duplicates."""
         known = {digest for landed in self._in_window(i) for digest in landed.digests}
         fresh = []
         for message in received:
@@ -237,7 +224,7 @@ class LandingDirectory:
         return fresh
 
     def _next_landing(self, i: int, fresh: Sequence[Message]) -> tuple[bytes, _Landed]:
-        """Return the bytes and the summary of landing ``i + 1``. Its time is at least that of landing ``i``, even if this machine's clock is behind."""
+        """The time of landing ``i + 1`` is at least that of landing ``i``, even if this machine's clock is behind."""
         before = next(self._back_from(i), None)
         at_ms = max(self._log.clock.now_ms(), 0 if before is None else before.at_ms)
         digests = tuple(_digest(message.id) for message in fresh if message.id is not None)
@@ -257,7 +244,7 @@ class LandingDirectory:
     # --- deduplication state
 
     def _in_window(self, i: int) -> Iterator[_Landed]:
-        """Yield the landings up to ``i`` in the window, the newest first."""
+        """The newest landing comes first."""
         newest_ms, later = None, 0
         for landed in self._back_from(i):
             newest_ms = landed.at_ms if newest_ms is None else newest_ms
@@ -267,13 +254,13 @@ class LandingDirectory:
             later += len(landed.digests)
 
     def _back_from(self, i: int) -> Iterator[_Landed]:
-        """Yield the landings up to ``i``, the newest first. Stops at a deleted landing."""
+        """The newest landing comes first. Stops at a deleted landing."""
         while i >= 0 and (landings := self._ending_at(i)):
             yield from reversed(landings)
             i = landings[0].i - 1
 
     def _ending_at(self, i: int) -> tuple[_Landed, ...]:
-        """Return landing ``i`` and possibly some landings directly before it, in order. Empty if landing ``i`` is missing."""
+        """Landing ``i`` and possibly some landings directly before it, in order. Empty if landing ``i`` is missing."""
         if i not in self._known:
             data = self._log.read(_ids_key(i))
             ids = None if data is None else _decoded(i, data)
@@ -322,7 +309,7 @@ def _digest(message_id: str) -> bytes:
 
 
 def _line(message: Message, at_ms: int) -> bytes:
-    """Encode a message as one line of a landing. The line is ASCII, so that no character of the body is read as the end of a line."""
+    """The line is ASCII, so that no character of the body is read as the end of a line."""
     record = {"id": message.id, "received_ms": at_ms, "headers": dict(message.headers)}
     try:
         record["body"] = message.body.decode()
@@ -357,7 +344,7 @@ def _encoded(landings: Sequence[_Landed]) -> bytes:
 
 
 def _decoded(i: int, data: bytes) -> tuple[_Landed, ...] | None:
-    """Decode the ids of landing ``i`` and of some landings directly before it. Return ``None`` if the object is damaged."""
+    """Decode the ids of landing ``i`` and of some landings directly before it. ``None`` if the object is damaged."""
     landings = []
     try:
         for number, at_ms, text in read_json(data, _IDS)["landings"]:

@@ -25,9 +25,7 @@ class Access:
     :param servers: ``host:port`` of each server, at least one
     :param tls: whether the client refuses servers without TLS. If false, the server decides
     :param creds: text of a credentials file (a JWT and an nkey seed)
-    :param ca: certificates of authorities in PEM; ``""``: those of the machine
-    :param certificate: certificate of the client in PEM; ``""``: none
-    :param key: private key of the certificate in PEM
+    :param ca: certificates in PEM; ``""``: those of the machine. ``certificate`` and ``key`` are those of the client
     """
 
     servers: tuple[str, ...]
@@ -46,7 +44,6 @@ class Access:
         return bool(self.login or self.token or self.creds)
 
     def context(self) -> ssl.SSLContext:
-        """Return the TLS settings of the client."""
         context = ssl.create_default_context(cadata=self.ca or None)
         if self.certificate:
             # The ssl module reads a private key only from a file.
@@ -58,13 +55,7 @@ class Access:
 
 
 def access_of(conn_id: str | None, servers: str | None) -> Access:
-    """
-    Return the access that a connection describes.
-
-    :param conn_id: an Airflow connection of type ``nats``; ``None``: use ``servers`` only
-    :param servers: ``host:port,…`` of servers without security; used only without ``conn_id``
-    :raises InvalidError: the connection has another type, no host, or properties that are not accepted; or a file that it names cannot be read
-    """
+    """Return the access that a connection of type ``nats`` describes; without it, that to ``servers`` (``host:port,…``), which have no security."""
     if conn_id is None:
         return Access(servers=_addresses(servers or "", None))
     airflow_connection = connection(conn_id)

@@ -41,12 +41,7 @@ class Stored(NamedTuple):
 
 
 class Delivered(NamedTuple):
-    """
-    A message as a consumer gets it.
-
-    :attr number: number of the delivery within its consumer, from 1
-    :attr time_ns: when the server stored the message, in nanoseconds UTC
-    """
+    """A message as a consumer gets it. ``number`` counts the deliveries of the consumer from 1; ``time_ns`` is when the server stored it, UTC."""
 
     subject: str
     sequence: int
@@ -75,7 +70,6 @@ class NatsClient:
         return self._request(f"STREAM.INFO.{name}", {}, missing=_STREAM_NOT_FOUND)
 
     def message(self, stream: str, sequence: int) -> Stored | None:
-        """Return the message with this sequence; ``None`` if it does not exist."""
         return self._message(stream, {"seq": sequence})
 
     def next(self, stream: str, sequence: int, subject: str) -> Stored | None:
@@ -83,7 +77,6 @@ class NatsClient:
         return self._message(stream, {"seq": max(1, sequence), "next_by_subj": subject})
 
     def last(self, stream: str, subject: str) -> Stored | None:
-        """Return the last message whose subject matches; ``None`` if there is none."""
         return self._message(stream, {"last_by_subj": subject})
 
     def _message(self, stream: str, request: Mapping[str, Any]) -> Stored | None:
@@ -93,13 +86,10 @@ class NatsClient:
     @contextmanager
     def consumer(self, stream: str, start: int, subject: str | None) -> Iterator[str]:
         """
-        Create an ephemeral consumer for the block, and delete it at the end. If the process dies, the server deletes it after five idle minutes.
+        Create an ephemeral consumer for the block, from sequence ``start`` (1 or more), and yield its name. ``subject=None``: all messages.
 
-        The consumer acknowledges nothing, keeps its state in memory, and has no effect on the stream or on other consumers.
-
-        :param start: sequence of the first message, 1 or more
-        :param subject: filter, with wildcards; ``None``: all messages
-        :returns: name of the consumer
+        The consumer acknowledges nothing, keeps its state in memory, and has no effect on the stream or on other consumers. If the process dies, the server
+        deletes it after five idle minutes.
         """
         name = self._connection.new_inbox().rpartition(".")[2]
         config = {
@@ -117,12 +107,7 @@ class NatsClient:
                 self._request(f"CONSUMER.DELETE.{stream}.{name}", {}, missing=_CONSUMER_NOT_FOUND)
 
     def pull(self, stream: str, consumer: str, *, max_messages: int, max_bytes: int) -> list[Delivered]:
-        """
-        Return the next messages of a consumer. If there are none, return an empty list at once.
-
-        :param max_messages: maximum number of messages, 1 or more
-        :param max_bytes: maximum total size in bytes, headers included. A single message may be larger
-        """
+        """Return the next messages of a consumer, none if there are none now. A single message may exceed ``max_bytes``, which include headers."""
         subject = f"{self.api}.CONSUMER.MSG.NEXT.{stream}.{consumer}"
         messages = self._wait(_pull_once(self._connection, subject, {"batch": max_messages, "max_bytes": max_bytes}))
         return messages or self._wait(_pull_once(self._connection, subject, {"batch": 1}))
@@ -149,7 +134,7 @@ class NatsClient:
         raise UnavailableError("JetStream did not report the result of a request; nothing became visible", **where)
 
     def _wait(self, awaited: Coroutine[Any, Any, T]) -> T:
-        """Wait for a coroutine that runs in the client's thread, and map its errors. Errors contain no text of the client, because it may contain settings."""
+        """Map the errors of a coroutine. Errors contain no text of the client, because it may contain settings."""
         try:
             return _result(self._loop, awaited)
         except Exception as error:
@@ -166,9 +151,6 @@ def connected(access: Access, domain: str | None) -> Iterator[NatsClient]:
     Connect to NATS for the block. The client does not reconnect, so that a lost connection fails the caller instead of its next request.
 
     :param domain: JetStream domain; ``None``: that of the server
-    :raises InvalidError: nats-py is not installed
-    :raises StoreRefusedError: the credentials were not accepted, or the server has no TLS and the connection requires it
-    :raises UnavailableError: no server answered
     """
     loop = asyncio.new_event_loop()
     thread = Thread(target=loop.run_forever, name="streamsem-nats", daemon=True)
@@ -195,7 +177,7 @@ def _result(loop: asyncio.AbstractEventLoop, awaited: Coroutine[Any, Any, T]) ->
 
 
 async def _cancel_rest() -> None:
-    """Cancel the tasks that the client has left, because a loop must not be closed before its tasks have ended."""
+    """A loop must not be closed before its tasks have ended."""
     rest = asyncio.all_tasks() - {asyncio.current_task()}
     for task in rest:
         task.cancel()
@@ -237,7 +219,7 @@ def _security_options(access: Access, connection: Any) -> dict[str, Any]:
     from nats.aio.client import RawCredentials
 
     def secret(value: str) -> Any:
-        """Return a callback, which the client calls after the TLS handshake. Without TLS it fails before the secret is sent."""
+        """The client calls the function after the TLS handshake. Without TLS it fails before the secret is sent."""
 
         def give() -> str:
             _require_tls(access, connection)
@@ -266,7 +248,7 @@ def _connection_error(access: Access, error: Exception, problems: list[Exception
 
 
 def _require_tls(access: Access, connection: Any) -> None:
-    """Refuse a server that offers no TLS, if the connection requires TLS. The client itself would continue without encryption."""
+    """The client itself would continue without encryption."""
     if access.tls and not connection._server_info.get("tls_required"):
         raise StoreRefusedError(
             "the connection requires TLS, and the NATS server does not offer it; no credentials were sent",
@@ -280,10 +262,7 @@ async def _close(connection: Any) -> None:
 
 
 async def _pull_once(connection: Any, subject: str, request: Mapping[str, int]) -> list[Delivered]:
-    """
-    Each request has its own subscription, so that a late status message of an earlier request cannot end it. A message without a reply subject is a status
-    message: it says why the request ended.
-    """
+    """Each request has its own subscription, so that a late status message (without a reply subject) of an earlier request cannot end it."""
     received: list[Delivered] = []
     ended = asyncio.Event()
 
@@ -305,7 +284,7 @@ async def _pull_once(connection: Any, subject: str, request: Mapping[str, int]) 
 
 
 def _decode(message: Any) -> Delivered:
-    """Decode a message. The subject for its acknowledgement contains its sequence and time: nine tokens, or more with a domain and an account."""
+    """The subject for the acknowledgement contains sequence and time: nine tokens, or more with a domain and an account."""
     tokens = message.reply.split(".")
     sequence, number, time_ns = (int(token) for token in (tokens[5:8] if len(tokens) == 9 else tokens[7:10]))
     headers = None if message.headers is None else {str(name): str(value) for name, value in message.headers.items()}

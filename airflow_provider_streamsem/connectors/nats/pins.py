@@ -13,11 +13,9 @@ from airflow_provider_streamsem.protocol.entries import Json
 @dataclass(frozen=True, slots=True)
 class SequencePin:
     """
-    A planned range of sequences.
+    A planned range ``[start, end)`` of sequences, from 1.
 
     :param created: when the stream was created, as the server writes it. It identifies the stream among streams with the same name
-    :param start: first sequence, inclusive, 1 or more
-    :param end: end of the range, exclusive
     :param last_time: time of the message with sequence ``end - 1``; ``""`` if there was none. If another message has this sequence, the stream lost messages
     """
 
@@ -29,25 +27,17 @@ class SequencePin:
 
     @property
     def partition(self) -> str:
-        """Return the key of the stream in offsets and ranges."""
+        """The key of the stream in offsets and ranges."""
         return partition_name(self.stream, self.created)
 
 
 def partition_name(stream: str, created: str) -> str:
-    """
-    Return the key of a stream in offsets and ranges: ``ORDERS@2026-01-31T00:00:00.123456789Z``.
-
-    A stream that was deleted and recreated has another creation time. So the sequences of the old and of the new stream are distinct.
-    """
+    """Return ``ORDERS@2026-01-31T00:00:00.123456789Z``. A recreated stream has another creation time, so its sequences are distinct."""
     return f"{stream}@{created}"
 
 
 def read_pins(pins: Json, stream: str) -> tuple[SequencePin, ...]:
-    """
-    Decode the pins of a plan.
-
-    :raises LogDamagedError: the pins have another form, or name another stream
-    """
+    """Pins of another form, or of another stream, are refused (``LogDamagedError``)."""
     try:
         ranges = tuple(build(SequencePin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
     except LogDamagedError as error:
@@ -60,11 +50,7 @@ def read_pins(pins: Json, stream: str) -> tuple[SequencePin, ...]:
 
 
 def refuse_other_streams(partitions: Iterable[str], stream: str) -> None:
-    """
-    Refuse partitions of other streams than the one that the pipeline reads. Called before any request.
-
-    :raises LogDamagedError: a partition belongs to another stream
-    """
+    """Refuse partitions of other streams than the one that the pipeline reads (``LogDamagedError``). Called before any request."""
     others = sorted({name for name in partitions if name.partition("@")[0] != stream})
     if others:
         summary = "the log names NATS streams that the pipeline does not read; nothing was read"

@@ -32,13 +32,7 @@ _MIN_SEQUENCES = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """
-    A planned read. Spark sends it to the executors.
-
-    :param domain: JetStream domain; ``None``: that of the server
-    :param subject: filter, with wildcards; ``None``: all messages
-    :param tasks: maximum number of Spark tasks, 1 or more
-    """
+    """A planned read, which Spark sends to the executors in at most ``tasks`` tasks. ``domain=None``: that of the server; ``subject=None``: all."""
 
     access: Access
     domain: str | None
@@ -52,11 +46,7 @@ class Reading:
         return tuple(part for pin in self.pins for part in _split(pin, self.tasks))
 
     def batches(self, ids: Iterator[pyarrow.RecordBatch]) -> Iterator[pyarrow.RecordBatch]:
-        """
-        Return the messages of some parts.
-
-        :param ids: batches with one column: numbers of parts, from 0
-        """
+        """``ids`` are batches with one column: numbers of parts, from 0."""
         keep_import_caches()
         parts = self.parts
         for batch in ids:
@@ -86,14 +76,14 @@ class _Received:
         self._next = part.start
 
     def add(self, messages: Sequence[Delivered]) -> None:
-        """Add messages in the order of their sequences."""
+        """Messages must be in the order of their sequences."""
         for message in messages:
             if message.sequence != self._next:
                 return
             self._next += 1
 
     def lacks_below(self, first: int) -> bool:
-        """Return whether a sequence of the part that is below ``first`` was not received. It may have been deleted before it was read."""
+        """A sequence that was not received may have been deleted before it was read."""
         return self._next < min(first, self._part.end)
 
 

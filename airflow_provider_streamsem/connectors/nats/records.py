@@ -14,11 +14,7 @@ _OWN = ("subject", "sequence", "timestamp", "headers")
 
 
 def decoded_messages(spark: SparkSession, reading: Reading, *, stream: str, value: Decoder | None) -> MessageRecords:
-    """
-    Return the decoded messages of planned ranges. A message with empty data has null fields.
-
-    :param value: decoder of the data; ``None``: the data stays binary
-    """
+    """A message with empty data has null fields. ``value=None``: the data stays binary."""
     return MessageRecords(
         _read(spark, reading),
         value,

@@ -260,11 +260,7 @@ def _mark(hint: Json) -> tuple[str, int, str] | None:
 
 
 class NatsPlanner(Planner):
-    """
-    A :class:`NatsSource` that is bound to a commit log.
-
-    The hint names the last sequence of the newest plan and the time of its message: ``{"last": [partition, sequence, time]}``.
-    """
+    """The hint names the last sequence of the newest plan and the time of its message: ``{"last": [partition, sequence, time]}``."""
 
     def __init__(self, source: NatsSource) -> None:
         self._source = source
@@ -299,7 +295,7 @@ class NatsPlanner(Planner):
     def _check_committed(
         self, client: NatsClient, state: StreamState, start: Offsets, end: SourceEnd, hint: Json
     ) -> None:
-        """Check that the stream still has the sequences that were committed and those that a drain must reach."""
+        """The stream must still have the sequences that were committed and those that a drain must reach."""
         known = max(position(start, state.partition), position(end.offsets, state.partition)) - 1
         if known >= max(state.end, 1):
             _check_history(client, state, known, "")
@@ -308,7 +304,7 @@ class NatsPlanner(Planner):
             _check_history(client, state, mark[1], mark[2])
 
     def unread_before(self, start: Offsets, at_ms: int) -> int:
-        """Return the number of sequences from ``start`` (inclusive) to the first message that was stored at or after ``at_ms`` (milliseconds UTC)."""
+        """Sequences from ``start`` to the first message that was stored at or after ``at_ms``."""
         return length(between(start, self._source.offsets_for_time(at_ms)))
 
     def minimum_clock(self, start: Offsets) -> int | None:

@@ -17,7 +17,6 @@ class StreamState:
     """
     A stream as its leader describes it.
 
-    :param created: when it was created, as the server writes it
     :param first: first sequence that the stream has; if it has no messages, its end
     :param end: one past the last sequence that the stream has assigned to a message
     :param kept_ms: age in milliseconds at which the server deletes a message; ``None``: no limit by age
@@ -31,16 +30,12 @@ class StreamState:
 
     @property
     def partition(self) -> str:
-        """Return the key of the stream in offsets and ranges."""
+        """The key of the stream in offsets and ranges."""
         return partition_name(self.name, self.created)
 
 
 def state_of(client: NatsClient, name: str) -> StreamState | None:
-    """
-    Return the state of a stream; ``None`` if it does not exist.
-
-    :raises InvalidError: the stream deletes messages when other consumers acknowledge them
-    """
+    """Return ``None`` if the stream does not exist. Refuses one that deletes messages when other consumers acknowledge them."""
     description = client.stream(name)
     if description is None:
         return None
@@ -76,12 +71,9 @@ def time_ms(message: Stored) -> int:
 
 def first_at(client: NatsClient, state: StreamState, subject: str, at_ms: int) -> int | None:
     """
-    Return a sequence such that the messages at or above it are those that were stored at or after a time; ``None`` if there are none.
+    Return a sequence such that the messages at or above it are those stored at or after a time (milliseconds UTC); ``None`` if there are none.
 
     It requests one message for each step of a bisection: about 20 for a million messages. Every version of the server can answer these requests.
-
-    :param subject: filter of the messages, with wildcards
-    :param at_ms: milliseconds UTC, inclusive
     """
     low, high, exists = state.first, state.end, False
     while low < high:

@@ -115,12 +115,7 @@ class PubSubQueue:
 
 
 class PubSubReceiver:
-    """
-    A client of one subscription. Implements :class:`airflow_provider_streamsem.connectors.landing.messages.Receiver`.
-
-    :param client: a ``SubscriberClient``
-    :param credentials: credentials of google-auth; ``None`` for an emulator
-    """
+    """Receives from one subscription with a ``SubscriberClient``. ``credentials`` are those of google-auth; ``None`` for an emulator."""
 
     def __init__(self, queue: PubSubQueue, client: Any, credentials: Any) -> None:
         self._queue = queue
@@ -128,7 +123,7 @@ class PubSubReceiver:
         self._credentials = credentials
 
     def receive(self, most: int) -> Sequence[Message]:
-        """Receive up to ``most`` messages, at most 1,000, with one pull, and extend their ack deadlines."""
+        """At most 1,000, with one pull. Extends their ack deadlines."""
         from google.api_core.exceptions import DeadlineExceeded
 
         with _translated(self._queue.subscription):
@@ -160,7 +155,7 @@ class PubSubReceiver:
             self._request(self._client.modify_ack_deadline, ack_ids, ack_deadline_seconds=self._queue.ack_deadline_s)
 
     def acknowledge(self, handles: Sequence[Any]) -> None:
-        """Acknowledge deliveries in batches of 1,000. Expired ack ids are skipped."""
+        """Requests have 1,000 ids. Expired ack ids are skipped."""
         for at in range(0, len(handles), _AT_ONCE):
             self._request(self._client.acknowledge, [*handles[at : at + _AT_ONCE]])
 
@@ -183,11 +178,9 @@ class PubSubReceiver:
 
     def waiting(self) -> int:
         """
-        Return the number of messages that are not acknowledged, as Cloud Monitoring reports it: some minutes late, with messages that are being processed.
+        As Cloud Monitoring reports it: some minutes late, with messages that are being processed.
 
         Pub/Sub itself has no such request. A pull would count as a delivery, and move messages to the dead-letter topic.
-
-        :raises UnavailableError: Cloud Monitoring has no number yet
         """
         if self._credentials is None:
             summary = "a Pub/Sub emulator does not report the number of waiting messages; no message was received"
@@ -204,7 +197,6 @@ class PubSubReceiver:
             raise UnavailableError(summary, subscription=self._queue.subscription) from error
 
     def _monitored(self) -> Any:
-        """Request the newest number of unacknowledged messages from Cloud Monitoring, and return the response."""
         from google.auth.transport.requests import AuthorizedSession
 
         now = datetime.fromtimestamp(SYSTEM_CLOCK.now_ms() / 1000, timezone.utc)
@@ -242,7 +234,7 @@ def _headers(received: Any) -> dict[str, str]:
 
 @contextmanager
 def _translated(subscription: str) -> Iterator[None]:
-    """Within the block, map exceptions of Google's clients to the errors of this package. Errors contain no text of the clients."""
+    """Errors contain no text of the clients."""
     from google.api_core import exceptions
     from google.auth.exceptions import GoogleAuthError, RefreshError
 

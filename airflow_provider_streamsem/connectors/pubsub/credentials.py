@@ -24,13 +24,7 @@ _REFUSED = (
 
 
 def credentials_of(conn_id: str | None) -> Any:
-    """
-    Return credentials of google-auth.
-
-    :param conn_id: an Airflow connection of type ``google_cloud_platform``; ``None``: Application Default Credentials
-    :raises InvalidError: the connection has another type, or names credentials that are not supported or not valid
-    :raises StoreRefusedError: there are no Application Default Credentials
-    """
+    """Return credentials of google-auth. ``conn_id`` has the type ``google_cloud_platform``; ``None``: Application Default Credentials."""
     extra = {} if conn_id is None else _extra(conn_id)
     if refused := [name for name in _REFUSED if extra.get(name)]:
         raise InvalidError(

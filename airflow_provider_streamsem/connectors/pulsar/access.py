@@ -22,7 +22,6 @@ class Access:
     One Pulsar cluster and the credentials for it. Spark sends it to the executors, so it contains the text of the file with certificates, not its path.
 
     :param service_url: ``pulsar://host:port`` or ``pulsar+ssl://host:port`` of the brokers or a proxy
-    :param admin_url: ``http://host:port`` or ``https://host:port`` of the admin API
     :param token: a JSON web token; ``""``: no authentication
     :param ca: certificates of authorities in PEM; ``""``: those of the package certifi
     """
@@ -33,17 +32,12 @@ class Access:
     ca: str = field(default="", repr=False)
 
     def for_executors(self) -> dict[str, Any]:
-        """Return the arguments of :func:`airflow_provider_streamsem.connectors.pulsar.reading.client`. They may contain secrets."""
+        """Arguments of :func:`airflow_provider_streamsem.connectors.pulsar.reading.client`. They may contain secrets."""
         return {"service_url": self.service_url, "token": self.token, "ca": self.ca}
 
 
 def access_of(conn_id: str | None, service_url: str | None, admin_url: str | None) -> Access:
-    """
-    Return the access that a connection describes.
-
-    :param conn_id: an Airflow connection of type ``pulsar``; ``None``: use the URLs only
-    :raises InvalidError: the connection has another type, no host, or properties that are not accepted; or its file with certificates cannot be read
-    """
+    """Return the access that an Airflow connection of type ``pulsar`` describes; without it, that to the URLs."""
     if conn_id is None:
         return Access(service_url=service_url or "", admin_url=admin_url or "")
     found = connection(conn_id)

@@ -20,21 +20,13 @@ DO_REFUSED = "check the token of the connection, and the rights of its role on t
 
 @dataclass(frozen=True, slots=True)
 class PulsarAdmin:
-    """
-    The admin API of a cluster.
-
-    :param topic: full name of the topic, such as ``persistent://public/default/orders``
-    """
+    """``topic`` is a full name, such as ``persistent://public/default/orders``."""
 
     access: Access
     topic: str
 
     def partitions(self) -> list[str]:
-        """
-        Return the full names of the partitions of the topic, or the topic itself if it has no partitions.
-
-        :raises SourceChangedError: the topic does not exist
-        """
+        """The full names of the partitions of the topic, or the topic itself if it has no partitions."""
         found = self._get(f"{_path(self.topic)}/partitions", "partitions")
         if found is None:
             raise SourceChangedError("the topic does not exist; nothing was written", topic=self.topic).advising(
@@ -43,7 +35,7 @@ class PulsarAdmin:
         return [f"{self.topic}-partition-{n}" for n in range(found["partitions"])] or [self.topic]
 
     def ledgers(self, partition: str) -> Ledgers | None:
-        """Return the ledgers of a partition; ``None`` if the partition does not exist, or has no message."""
+        """``None`` if the partition does not exist, or has no message."""
         found = self._get(f"{_path(partition)}/internalStats", "lastConfirmedEntry", "ledgers")
         if found is None:
             return None
@@ -55,7 +47,7 @@ class PulsarAdmin:
         return Ledgers(filled) if filled else None
 
     def _get(self, path: str, *fields: str) -> Any:
-        """Return ``None`` if there is no such object. The document must have ``fields``."""
+        """``None`` if there is no such object. The document must have ``fields``."""
         import requests
 
         where = {"admin_url": self.access.admin_url, "topic": self.topic}
@@ -99,7 +91,7 @@ class PulsarAdmin:
 
 
 class _Bearer:
-    """Adds a token to a request. Implements the interface of authentication of requests."""
+    """Implements the interface of authentication of requests."""
 
     def __init__(self, token: str) -> None:
         self._token = token
@@ -111,7 +103,7 @@ class _Bearer:
 
 @contextmanager
 def _certificates(ca: str) -> Iterator[bool | str]:
-    """Yield the argument ``verify`` of requests, which reads certificates only from a file."""
+    """The argument ``verify`` of requests, which reads certificates only from a file."""
     if not ca:
         yield True
         return

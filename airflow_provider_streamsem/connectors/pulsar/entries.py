@@ -21,11 +21,7 @@ ENTRIES = 10**12
 @dataclass(frozen=True, slots=True)
 class LedgerPin:
     """
-    A planned range of entries of one ledger.
-
-    :param topic: full name of the partition of the topic, such as ``persistent://public/default/orders-partition-0``
-    :param start: first entry, inclusive
-    :param end: end of the range, exclusive
+    A planned range ``[start, end)`` of entries of one ledger. ``topic`` is the full name of a partition, as ``persistent://public/default/orders-partition-0``.
     """
 
     topic: str
@@ -36,17 +32,12 @@ class LedgerPin:
 
 @dataclass(frozen=True, slots=True)
 class Ledgers:
-    """
-    The ledgers of a partition of a topic that have entries now. Pulsar replaces an empty ledger when it loads the topic again, so no offset is in one.
-
-    :param entries: ledger → number of its entries, 1 or more, in ascending order of the ledgers
-    """
+    """Ledger → its number of entries, 1 or more, in ascending order. Pulsar replaces an empty ledger when it loads the topic again, so no offset is in one."""
 
     entries: Mapping[int, int]
 
     @property
     def first(self) -> int:
-        """The offset of the oldest entry."""
         return min(self.entries) * ENTRIES
 
     @property
@@ -56,7 +47,7 @@ class Ledgers:
         return newest * ENTRIES + self.entries[newest]
 
     def between(self, topic: str, start: int, end: int) -> list[LedgerPin]:
-        """Return the entries in ``[start, end)``, one pin for each ledger."""
+        """One pin for each ledger of ``[start, end)``."""
         pins = []
         for ledger, count in self.entries.items():
             first, stop = max(start - ledger * ENTRIES, 0), min(end - ledger * ENTRIES, count)
@@ -66,11 +57,7 @@ class Ledgers:
 
 
 def read_pins(pins: Json, topic: str) -> tuple[LedgerPin, ...]:
-    """
-    Decode the pins of a plan.
-
-    :raises LogDamagedError: the pins have another form, or name another topic
-    """
+    """Pins of another form, or of another topic, are refused (``LogDamagedError``)."""
     summary = "the pins of a plan are not ranges of a Pulsar topic; nothing was read"
     try:
         ranges = tuple(build(LedgerPin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
@@ -83,11 +70,7 @@ def read_pins(pins: Json, topic: str) -> tuple[LedgerPin, ...]:
 
 
 def refuse_other_topics(partitions: Iterable[str], topic: str) -> None:
-    """
-    Refuse partitions of other topics than the one that the pipeline reads. Called before any request.
-
-    :raises LogDamagedError: a partition belongs to another topic
-    """
+    """Refuse partitions of other topics than the one that the pipeline reads (``LogDamagedError``). Called before any request."""
     others = sorted({name for name in partitions if topic not in (name, name.rpartition("-partition-")[0])})
     if others:
         summary = "the log names Pulsar topics that the pipeline does not read; nothing was read"

@@ -32,30 +32,20 @@ DO_WITHOUT_MESSAGE = (
 
 
 class PulsarPlanner(Planner):
-    """
-    A Pulsar source that is bound to a commit log.
-
-    The hint records the end of each partition, and the oldest entry that any plan has seen: ``{"ends": {partition: offset}, "oldest": {partition: offset}}``.
-
-    :param topic: full name of the topic
-    """
+    """The hint has the end of each partition, and the oldest entry of any plan: ``{"ends": {partition: offset}, "oldest": {partition: offset}}``."""
 
     def __init__(self, topic: str, access: Access) -> None:
         self._topic, self._access = topic, access
         self._admin = PulsarAdmin(access, topic)
 
     def ledgers(self) -> dict[str, Ledgers]:
-        """
-        Return the ledgers of each partition that has a message.
-
-        :raises SourceChangedError: the topic does not exist. Nothing was written
-        """
+        """Has only partitions with a message."""
         names = self._admin.partitions()
         found = in_threads(self._admin.ledgers, names)
         return {name: ledgers for name, ledgers in zip(names, found, strict=True) if ledgers is not None}
 
     def poll(self, hint: Json) -> SourceEnd:
-        """Return the end of each partition. For a missing partition it is the last known end, so that its unread messages are not skipped silently."""
+        """For a missing partition it is the last known end, so that its unread messages are not skipped silently."""
         return SourceEnd({**_known_ends(hint), **{name: ledgers.end for name, ledgers in self.ledgers().items()}})
 
     def slice(
@@ -100,7 +90,7 @@ class PulsarPlanner(Planner):
         )
 
     def _check_ends(self, start: Offsets, ledgers: Mapping[str, Ledgers]) -> None:
-        """Check that no partition ends below its committed offset."""
+        """No partition may end below its committed offset."""
         for name, offset in sorted(start.items()):
             if name in ledgers and ledgers[name].end < offset:
                 summary = "a partition ends below the committed offset: Pulsar lost messages. Nothing was written"
@@ -109,7 +99,7 @@ class PulsarPlanner(Planner):
                 )
 
     def _within(self, pins: list[LedgerPin], most: int) -> list[LedgerPin]:
-        """Return the ranges up to the entry that contains message number ``most``. Reads the messages."""
+        """The ranges up to the entry that contains message number ``most``. Reads the messages."""
         within: list[LedgerPin] = []
         with self._connected() as connected:
             for pin in pins:
@@ -130,11 +120,11 @@ class PulsarPlanner(Planner):
             return {name: _first_at(connected, name, part, at_ms) for name, part in ledgers.items()}
 
     def lag(self, start: Offsets, hint: Json) -> int:
-        """Return the number of partitions with unread messages."""
+        """The number of partitions with unread messages."""
         return len(self._first_unread(start))
 
     def unread_before(self, start: Offsets, at_ms: int) -> int:
-        """Return the number of partitions whose first unread message was published before ``at_ms`` (milliseconds UTC, exclusive)."""
+        """Counts partitions by the publishing time of their first unread message."""
         return sum(published_ms < at_ms for published_ms in self._first_unread(start).values())
 
     def minimum_clock(self, start: Offsets) -> int | None:
@@ -182,10 +172,8 @@ def _lost_before(unread: tuple[int, int], ledgers: Ledgers | None, oldest: int |
     """
     Return the offset below which messages of an unread range ``[first, last)`` may be missing; ``first`` if none is.
 
-    If Pulsar has deleted the ledger of ``first``, it may have deleted messages after ``first`` with it. Pulsar does not report how many it had.
-
-    :param oldest: the oldest entry that an earlier plan has seen; ``None``: no plan has seen one. It matters if ``first`` is 0, after the first plan of the
-        partition was aborted or rolled back
+    If Pulsar has deleted the ledger of ``first``, it may have deleted messages after ``first`` with it. Pulsar does not report how many it had. ``oldest``, the
+    oldest entry of an earlier plan, matters if ``first`` is 0, after the first plan was aborted or rolled back.
     """
     first, last = unread
     if ledgers is None:
@@ -212,7 +200,7 @@ def _first_at(connected: Any, name: str, ledgers: Ledgers, at_ms: int) -> int:
 
 
 def _known_ends(hint: Json) -> dict[str, int]:
-    """Return partition → end from a hint. A hint of another form is ignored, because hints are not trusted."""
+    """A hint of another form is ignored, because hints are not trusted."""
     return _offsets(hint, "ends")
 
 

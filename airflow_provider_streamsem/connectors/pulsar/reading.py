@@ -32,12 +32,7 @@ class RangeChangedError(Exception):
 
 @contextmanager
 def client(*, service_url: str, token: str, ca: str) -> Iterator[Any]:
-    """
-    Connect to Pulsar for the block.
-
-    :param token: a JSON web token; ``""``: no authentication
-    :param ca: certificates of authorities in PEM; ``""``: those of the package certifi
-    """
+    """Connect to Pulsar for the block. ``token=""``: no authentication; ``ca=""``: the certificates of the package certifi."""
     import pulsar
 
     with tempfile.NamedTemporaryFile("w", suffix=".pem") as file:
@@ -59,9 +54,8 @@ def client(*, service_url: str, token: str, ca: str) -> Iterator[Any]:
 
 def messages(connected: Any, pin: Mapping[str, Any]) -> Iterator[tuple[tuple[int, int], Any]]:
     """
-    Yield the messages of a planned range, in the order of the topic, each with the id of its entry and its index in the entry.
+    Yield the messages of a range (fields of a ``LedgerPin``), in the order of the topic, each with the id of its entry and its index in the entry.
 
-    :param pin: the fields of a ``LedgerPin``
     :raises RangeChangedError: an entry of the range has no message. It was deleted; or it is part of a transaction or of a message in several chunks, or a
         marker of Pulsar, which are not supported
     :raises TimeoutError: the broker delivered no message in time. It may be encrypted, which is not supported
@@ -124,12 +118,7 @@ def _batch_size(id: bytes) -> int:
 def batches(
     parts: Iterator[pa.RecordBatch], *, access: Mapping[str, Any], pins: Sequence[Mapping[str, Any]]
 ) -> Iterator[pa.RecordBatch]:
-    """
-    Return the messages of some ranges as Arrow batches.
-
-    :param parts: batches with one column: positions in ``pins``
-    :param access: the arguments of :func:`client`
-    """
+    """Return messages as Arrow batches. ``parts`` are batches with one column, positions in ``pins``; ``access`` has the arguments of :func:`client`."""
     keep_import_caches()
     for part in parts:
         for position in part.column(0).to_pylist():

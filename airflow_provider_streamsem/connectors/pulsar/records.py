@@ -27,11 +27,7 @@ _OWN = ("topic", "ledger_id", "entry_id", "batch_index", "publish_timestamp", "e
 def decoded_messages(
     spark: SparkSession, access: Access, pins: Sequence[LedgerPin], value: Decoder | None
 ) -> MessageRecords:
-    """
-    Return the decoded messages of planned ranges. A null message has null fields.
-
-    :param value: decoder of the data; ``None``: the data stays binary
-    """
+    """A null message has null fields. ``value=None``: the data stays binary."""
     location = ("topic", "ledger_id", "entry_id", "batch_index")
     return MessageRecords(_read(spark, access, pins), value, system="pulsar", own=_OWN, location=location)
 

@@ -22,11 +22,9 @@ _IS_MESSAGE, _BODY, _REASON = "__streamsem_is_message", "__streamsem_body", "__s
 
 class QueueRecords(Loaded):
     """
-    The parsed messages of landed files.
+    The parsed messages of landed files. ``schema`` is Spark DDL of a JSON body; ``None``: the body is text.
 
     :param located: URLs of the landed files, in Spark's form
-    :param schema: columns of a JSON body, as Spark DDL; ``None``: the body is text
-    :param options: options of Spark's JSON parser
     :param ordered_paths: the paths of the files, below ``plain_root``, in whose order the messages are sorted; empty: they are not sorted
     """
 

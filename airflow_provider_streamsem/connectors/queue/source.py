@@ -220,7 +220,7 @@ class QueuePlanner(Planner):
         return self._files_planner.slice(start, end, limits, hint, on_data_loss=on_data_loss)
 
     def lag(self, start: Offsets, hint: Json) -> int:
-        """Return the number of landings from ``start`` (inclusive), plus those that the waiting messages will need. Receives no message."""
+        """Landings from ``start``, plus those that the waiting messages will need. Receives no message."""
         return self._files_planner.lag(start, hint) + self._to_come(self._waiting())
 
     def unread_before(self, start: Offsets, at_ms: int) -> int:
@@ -241,12 +241,7 @@ class QueuePlanner(Planner):
 
 @dataclass(frozen=True, slots=True)
 class PeekedEnd(SourceEnd):
-    """
-    The end of a queue source in a dry run. Its offsets include the landings that the waiting messages will need.
-
-    :param landed: the end of the landings that exist
-    :param messages: number of waiting messages
-    """
+    """Offsets of a dry run, with the landings that waiting messages will need. ``landed`` is the end of those that exist."""
 
     landed: SourceEnd
     messages: int
@@ -256,7 +251,6 @@ class QueuePeek(QueuePlanner):
     """A :class:`QueuePlanner` for dry runs. It receives no message. A slice that reaches the waiting messages includes one more landing for them."""
 
     def poll(self, hint: Json) -> PeekedEnd:
-        """Return the end of the existing landings plus the landings that the waiting messages will need."""
         messages, landed = self._waiting(), self._files_planner.poll(hint)
         end = position(landed.offsets, PARTITION) + self._to_come(messages)
         return PeekedEnd({PARTITION: end}, landed, messages)

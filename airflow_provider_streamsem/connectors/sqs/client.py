@@ -100,7 +100,7 @@ class SqsReceiver:
         self._client = client
 
     def receive(self, most: int) -> Sequence[Message]:
-        """Receive up to ``most`` messages, at most ten, with one request."""
+        """At most ten, with one request."""
         response = self._call(
             self._client.receive_message,
             MaxNumberOfMessages=min(most, _AT_ONCE),
@@ -119,7 +119,7 @@ class SqsReceiver:
         ]
 
     def acknowledge(self, handles: Sequence[Any]) -> None:
-        """Delete the messages in batches of ten. Expired receipt handles are skipped."""
+        """Requests have ten handles. Expired receipt handles are skipped."""
         for at in range(0, len(handles), _AT_ONCE):
             entries = [{"Id": str(n), "ReceiptHandle": handle} for n, handle in enumerate(handles[at : at + _AT_ONCE])]
             failed = self._call(self._client.delete_message_batch, Entries=entries).get("Failed", [])
@@ -129,7 +129,7 @@ class SqsReceiver:
                     raise UnavailableError(summary, queue=self._queue.url, code=entry.get("Code"))
 
     def waiting(self) -> int:
-        """Return the approximate number of messages that are neither hidden nor delayed."""
+        """Messages that are neither hidden nor delayed, approximately."""
         name = "ApproximateNumberOfMessages"
         return int(self._call(self._client.get_queue_attributes, AttributeNames=[name])["Attributes"][name])
 
