@@ -16,12 +16,7 @@ _SIZED = ("decimal(", "char(", "varchar(")
 
 
 def check_types(schema: str) -> list[str]:
-    """
-    Check that JSON can represent all types of a schema, and return the names of its columns.
-
-    :param schema: the columns as Spark schema JSON
-    :raises DataError: JSON cannot represent a type: an interval, a variant, or a map whose keys are not strings
-    """
+    """Return the columns of a schema (Spark schema JSON). Intervals, variants, and maps whose keys are not strings are refused (``DataError``)."""
     fields = json.loads(schema)["fields"]
     for field in fields:
         if not _is_known(field["type"]):

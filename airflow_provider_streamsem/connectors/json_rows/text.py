@@ -11,12 +11,9 @@ from typing import Any
 
 def json_text(value: Any, kind: Any) -> str | None:
     """
-    Return an array, struct or map as JSON text; ``None`` for null.
+    Return an array, struct or map (``as_py`` of a value of the Arrow type ``kind``) as JSON text; ``None`` for null.
 
     Binary values become base64. Decimals, dates, times and non-finite floats become strings. A map becomes an object whose keys are strings.
-
-    :param value: the value as returned by pyarrow's ``as_py``
-    :param kind: its Arrow type
     """
     return None if value is None else json.dumps(json_value(value, kind), ensure_ascii=False, separators=(",", ":"))
 

@@ -30,28 +30,24 @@ _PROMOTED = {
 
 def inexact_field(writer: str, reader: str) -> str | None:
     """
-    Return the first field whose values change if records of the writer schema are read with the reader schema.
+    Return the first field whose values change if the reader schema reads records of the writer schema, as ``field (long is read as double)``.
 
-    If the writer type has no logical type, its values have no unit, so the unit of the reader's logical type is accepted.
-
-    :param writer: the schema that wrote the records, as JSON text
-    :param reader: the schema that reads the records, as JSON text
-    :returns: the field with both types, such as ``field (long is read as double)``. ``None`` if no value changes, or if the reader schema cannot read
-        the records at all
+    ``None`` if no value changes, or if the reader schema cannot read the records at all. If the writer type has no logical type, its values have no unit, so
+    the unit of the reader's logical type is accepted.
     """
     written, read = _Named(json.loads(writer)), _Named(json.loads(reader))
     return next(_Walk(written.types, read.types).changed(written.schema, read.schema, ""), None)
 
 
 class _Walk:
-    """Compares two schemas recursively. Visits each pair of records, arrays or maps once, because a record may contain a field of its own type."""
+    """Visits each pair of records, arrays or maps once, because a record may contain a field of its own type."""
 
     def __init__(self, written: Mapping[str, Schema], read: Mapping[str, Schema]) -> None:
         self._written, self._read = written, read
         self._entered: set[tuple[int, int]] = set()
 
     def changed(self, writer: Schema, reader: Schema, at: str) -> Iterator[str]:
-        """Yield each field whose values change, as ``field (long is read as double)``."""
+        """Yields ``field (long is read as double)``."""
         writer, reader = self._resolved(writer, self._written), self._resolved(reader, self._read)
         if isinstance(writer, list):
             for branch in writer:

@@ -13,13 +13,11 @@ from airflow_provider_streamsem.identifiers import quoted
 
 def bad_rows(parsed: DataFrame, bad: Column, selected: Sequence[Column], *, reason: str) -> Iterator[Row]:
     """
-    Yield the rows of bad records.
+    Yield the rows of bad records. The column ``reason`` is computed for bad records only.
 
     Every column but ``reason`` is observed, for two reasons. First, Spark does not move a filter below an observation. Without the observation, Spark would
     move the filter below the parse, and repeat the parse for each column that the filter refers to. Second, Spark prunes columns that no operator uses, and
     does not parse their values. Then the second pass could find other bad records than the first.
-
-    :param reason: name of a column of ``parsed`` that is computed for bad records only
     """
     counts = [F.count(F.col(quoted(name))).alias(f"c{n}") for n, name in enumerate(parsed.columns) if name != reason]
     rows = parsed.observe(Observation(), *counts).where(bad).select(*selected)

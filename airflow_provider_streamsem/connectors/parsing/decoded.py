@@ -38,11 +38,10 @@ class Decoded:
 
     Columns are SQL where it is possible, because each call of pyspark that makes a column takes half a millisecond.
 
-    :param frame: the DataFrame to which the columns belong
     :param record: returns a struct of the fields; null if the message is null
     :param fields: name → SQL
     :param bad: SQL of whether the message cannot be decoded
-    :param reason: SQL of the reason why a bad message cannot be decoded, without values of the message; empty if it is not known
+    :param reason: SQL of why it cannot be decoded, without values of the message; empty if it is not known
     """
 
     def __init__(
@@ -62,11 +61,7 @@ class Decoded:
         return parsing.under_names(self.fields)
 
     def why_bad(self, what: str) -> str:
-        """
-        Return SQL of the reason why a message cannot be decoded; null if it can be.
-
-        :param what: what the message is, such as ``value``
-        """
+        """Return SQL of why a ``what``, such as ``value``, cannot be decoded; null if it can be."""
         return f"CASE WHEN {self.bad} THEN concat_ws(': ', '{what} cannot be decoded', nullif({self._reason}, '')) END"
 
 
@@ -76,8 +71,8 @@ def decode(
     """
     Decode a binary column. A null message has null fields, and is not bad.
 
-    :param subjects: the subjects of the schema registry whose versions are requested, if the decoder has a registry and names no subject
-    :param keeps_data: ``False`` allows that the result lacks the binary column, which need then not be sent to the Python workers and back
+    :param subjects: requested from the schema registry, if the decoder has one and names no subject
+    :param keeps_data: ``False``: the binary column, which may be left out, need not be sent to the Python workers and back
     """
     if isinstance(decoder, Json):
         return _json(frame, column, decoder, keeps_data=keeps_data)
@@ -123,7 +118,6 @@ def _protobuf(read: DataFrame, part: str, decoder: Protobuf) -> Decoded:
 
 
 def _message_type(decoder: Protobuf) -> tuple[Any, bytes]:
-    """Return the descriptor of the message type, and the content of the descriptor file."""
     if find_spec("google.protobuf") is None:
         raise InvalidError("the library protobuf is not installed; nothing became visible").advising(
             f"run `{install_command(['protobuf'])}`, then run again."

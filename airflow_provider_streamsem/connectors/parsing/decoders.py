@@ -132,11 +132,7 @@ _DECODERS: dict[str, type[Json] | type[Avro] | type[Protobuf]] = {"json": Json, 
 
 
 def decoder(where: str, given: object) -> Decoder | None:
-    """
-    Return a decoder from a decoder object, or from a TOML table with a ``type``; ``None`` for ``None``.
-
-    :raises InvalidError: the value is neither, or an argument is invalid
-    """
+    """Return a decoder from a decoder object, or from a TOML table with a ``type``."""
     if given is None or isinstance(given, (Json, Avro, Protobuf)):
         return given
     if not isinstance(given, Mapping):
@@ -157,11 +153,7 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
 
 
 def decoder_of_data(where: str, given: object) -> Decoder | None:
-    """
-    Return the decoder of a source without topics, as :func:`decoder` does.
-
-    :raises InvalidError: as :func:`decoder`; or an :class:`Avro` with a registry names no subject
-    """
+    """Return the :func:`decoder` of a source without topics: an :class:`Avro` with a registry must name a subject."""
     found = decoder(where, given)
     if isinstance(found, Avro) and found.has_registry and found.subject is None:
         raise InvalidError(f"{where}: an Avro decoder with a registry needs the subject of this source").advising(

@@ -20,14 +20,9 @@ _DATA, _BAD, _LOCATION, _REASON = (f"__streamsem_{name}" for name in ("data", "b
 
 class MessageRecords(Loaded):
     """
-    The decoded messages of planned ranges.
+    The decoded messages of planned ranges: the fields of the data, and then the columns ``own``, prefixed with the name of the system.
 
-    The columns are the fields of the data, and then the columns ``own``, each with the name of the system as its prefix.
-
-    :param read: the messages, with the columns ``own`` and ``data``
     :param value: decoder of the data; ``None``: the messages stay as they were read
-    :param system: the name of the system, such as ``nats``
-    :param own: the columns of a message that are not its data
     :param location: the columns among ``own`` that locate a bad message in the source
     :param is_empty_null: whether empty data is a null message, whose fields are null
     :param facts: more fields of the location of a bad message
@@ -78,11 +73,7 @@ class MessageRecords(Loaded):
 
 
 def refuse_reserved(fields: Iterable[str], reserved: Iterable[str]) -> None:
-    """
-    Refuse fields with the names of columns that the source adds. Names are compared without regard to case.
-
-    :raises DataError: names the fields
-    """
+    """Refuse fields with the names of columns that the source adds, without regard to case."""
     names = {*reserved}
     found = sorted({field for field in fields if field.lower() in names})
     if found:

@@ -89,7 +89,7 @@ class Parsed:
     """
     The result of a parse: the columns of a frame without that of the texts, and the columns of the records.
 
-    :param values: name of each declared column → SQL of its values in the frame. The values of a bad record are undefined
+    :param values: declared column → SQL in the frame. The values of a bad record are undefined
     :param reason: name of the column with the reason why a text is not a record, without values of the record; null for a record
     """
 
@@ -114,11 +114,7 @@ def under_names(values: Mapping[str, str]) -> list[str]:
 
 
 def struct(ddl: str, where: str) -> StructType:
-    """
-    Parse columns from Spark DDL.
-
-    :raises InvalidError: the text is not Spark DDL, has reserved names, or has names that differ only in case
-    """
+    """Parse columns from Spark DDL. Reserved names, and names that differ only in case, are refused (``InvalidError``)."""
     try:
         columns = StructType.fromDDL(ddl)
     except Exception as error:
@@ -136,12 +132,7 @@ def struct(ddl: str, where: str) -> StructType:
 
 @dataclass(frozen=True)
 class Records:
-    """
-    How texts become records.
-
-    :param columns: the columns of a record
-    :param parser_of: returns the parser of the texts, in a worker
-    """
+    """How texts become records. ``parser_of`` is called in a worker."""
 
     columns: StructType
     parser_of: Callable[[], Parser]
@@ -151,13 +142,12 @@ class Records:
         masks: Mapping[str, Sequence[str]] | None = None, checksums: Checksums | None = None,
     ) -> Parsed:  # fmt: skip
         """
-        Parse texts.
+        Parse the column ``text``, which the result lacks. A null text has null columns, and is not bad.
 
-        :param text: name of the column of texts, which the result lacks. A null text has null columns, and is not bad
         :param into: prefix of the names of the added columns; ``None``: they have the names of the schema, so no other column of the frame may have one
-        :param masks: name of each mask to add → the columns of its bits, from the lowest bit. A mask is a ``bigint``, and null in most rows. The bit
-            of a column is set in some row if the column is not null in some record
-        :param checksums: a column to add, from which :func:`bad_checksums` makes an aggregate; ``None``: no column
+        :param masks: name of each mask to add → the columns of its bits, from the lowest bit. A mask is a ``bigint``, and null in most rows. The bit of a
+            column is set in some row if the column is not null in some record
+        :param checksums: a column to add, from which :func:`bad_checksums` makes an aggregate
         """
         reason = REASON if into is None else f"{into}_reason"
         columns = self.columns.fields
@@ -175,11 +165,7 @@ class Records:
         return Parsed(done, dict(zip(self.columns.names, map(quoted, names), strict=False)), reason)
 
     def explained(self, frame: DataFrame, text: str, *, only_bad: bool) -> DataFrame:
-        """
-        Add the column :data:`REASON`: why a text is not a record; null for a record.
-
-        :param text: name of the column of texts, which the result keeps
-        """
+        """Add the column :data:`REASON`: why a text, whose column stays, is not a record; null for a record."""
         explain = partial(explained_batches, parser_of=self.parser_of, text=text, reason=REASON, only_bad=only_bad)
         return _in_workers(frame, explain, StructType([*frame.schema.fields, StructField(REASON, StringType())]))
 
@@ -190,13 +176,7 @@ def bad_checksums(name: str) -> Column:
 
 
 def among_bad(frame: DataFrame, text: str, checksums: str) -> DataFrame:
-    """
-    Return the rows whose text has the checksum of a bad text: those of all bad texts, and by chance those of others.
-
-    Return all rows if the checksums are not known, or if they are many.
-
-    :param checksums: the value of the aggregate :func:`bad_checksums`
-    """
+    """Return the rows whose text has the checksum of a bad text (:func:`bad_checksums`), or all rows if the checksums are unknown or many."""
     found = set(checksums.split())
     if not found or MANY in found or len(found) > _MANY_CHECKSUMS:
         return frame
@@ -206,12 +186,7 @@ def among_bad(frame: DataFrame, text: str, checksums: str) -> DataFrame:
 
 
 def records_of_json(session: SparkSession, columns: StructType, options: Mapping[str, str]) -> Records:
-    """
-    Return how JSON texts become records. A text is bad unless it is one JSON object in UTF-8 whose values the columns hold exactly.
-
-    :param options: options of Spark's JSON reader, as ``FilesSource`` accepts them
-    :raises InvalidError: a column has a type that JSON cannot represent exactly, or an option is not valid
-    """
+    """A text is bad unless it is one JSON object in UTF-8 whose values the columns hold exactly. Refuses types that JSON cannot represent exactly."""
     _refuse_types("JSON", {kind for field in columns.fields for kind in _leaves(field.dataType)}, BinaryType)
     chosen = {name.lower(): value for name, value in options.items()}
     lenient = frozenset(name for name in LENIENT if chosen.get(name, "false").lower() == "true")
@@ -220,13 +195,7 @@ def records_of_json(session: SparkSession, columns: StructType, options: Mapping
 
 
 class Csv:
-    """
-    The CSV lines of a source.
-
-    :param columns: the columns of the files
-    :param options: options of Spark's CSV reader, as ``FilesSource`` accepts them
-    :raises InvalidError: a column has a type that CSV cannot represent exactly, or the separator, quote or escape is invalid
-    """
+    """The CSV lines of a source, with options as ``FilesSource`` accepts them. Refuses types that CSV cannot represent exactly."""
 
     def __init__(self, columns: StructType, options: Mapping[str, str]) -> None:
         self.columns = columns
@@ -240,11 +209,7 @@ class Csv:
         return _is_true(self._options, "header")
 
     def header(self, first_line: str) -> str:
-        """
-        Return the header line that every file must have.
-
-        It is ``first_line`` if that line names the columns of the schema, ignoring case. Otherwise it is the column names joined by the separator.
-        """
+        """The header that every file must have: ``first_line`` if it names the columns of the schema, ignoring case; otherwise the joined column names."""
         separator, quote = self.dialect.separator, self.dialect.quote
         quoting: Any = csv.QUOTE_MINIMAL if quote else csv.QUOTE_NONE
         names = self.columns.names
@@ -259,14 +224,13 @@ class Csv:
         return first_line if is_alike else separator.join(names)
 
     def has_values(self, raw: str) -> Column:
-        """Return whether a line is a record: it contains a separator, or a character that is neither a space nor a control character."""
+        """A line is a record if it contains a separator, or a character that is neither a space nor a control character."""
         is_filled = F.rlike(F.col(raw), F.lit(r"[^\x00-\x20]"))
         if self.dialect.separator.strip(_BLANK):
             return is_filled
         return is_filled | F.contains(F.col(raw), F.lit(self.dialect.separator))
 
     def records(self, session: SparkSession) -> Records:
-        """Return how lines become records."""
         settings = _settings(session, self.columns, self._options)
         return Records(self.columns, partial(ExactCsv, arrow_schema(self.columns), self.dialect, settings))
 
@@ -286,12 +250,10 @@ def _in_workers(
 
 def without_null_lists(frame: DataFrame) -> tuple[DataFrame, list[str]]:
     """
-    Replace null arrays and maps by empty ones before the rows are sent to Python workers, and add a column that says which were null.
+    Replace null arrays and maps by empty ones before the rows are sent to Python workers. :func:`with_null_lists` restores the returned columns.
 
     After each row, Spark 4.1 computes the size of the batch. If the newest arrays of a column are null, this takes a time in proportion to their number, so a
     batch of 10,000 rows with null headers takes 50,000,000 steps.
-
-    :returns: the frame, and the names of the columns that :func:`with_null_lists` restores
     """
     lists = {
         f.name: f.dataType for f in frame.schema.fields if isinstance(f.dataType, (ArrayType, MapType)) and f.nullable

@@ -28,11 +28,7 @@ class MessageError(Exception):
 
 
 def descriptor_of(descriptors: bytes, message: str) -> Any:
-    """
-    Return the descriptor of a message type.
-
-    :raises DescriptorsError: the file is not a descriptor file, lacks an imported file, or does not define the type
-    """
+    """Return the descriptor of a message type. The file must have all imported files (``DescriptorsError``)."""
     from google.protobuf import descriptor_pb2, descriptor_pool
     from google.protobuf.message import DecodeError
 
@@ -51,11 +47,7 @@ def descriptor_of(descriptors: bytes, message: str) -> Any:
 
 
 def row_type(message: Any) -> pa.DataType:
-    """
-    Return the Arrow type of the rows of a message type: a struct with one field for each field of the message.
-
-    :raises DescriptorsError: the message has no field, or contains a message of its own type
-    """
+    """Return an Arrow struct with one field for each field of the message. No fields, and recursion, are refused (``DescriptorsError``)."""
     return _struct(message, ())
 
 
@@ -109,13 +101,7 @@ def _is_repeated(field: Any) -> bool:
 
 
 def decoder(message: Any, *, has_schema_id: bool) -> Callable[[bytes], dict[str, Any]]:
-    """
-    Return a function that decodes one message to a row of :func:`row_type`.
-
-    The function raises :class:`MessageError` if the bytes are not a message of this type, or if a column cannot hold a value exactly.
-
-    :param has_schema_id: see :class:`airflow_provider_streamsem.connectors.parsing.decoders.Protobuf`
-    """
+    """Return a function from bytes to a row of :func:`row_type`, or ``MessageError`` if a column cannot hold a value exactly."""
     from google.protobuf.message import DecodeError
     from google.protobuf.message_factory import GetMessageClass
 
@@ -165,7 +151,7 @@ def _with_numbers(message: Any) -> Any:
 
 
 def _reader(message: Any) -> Callable[[Any], dict[str, Any]]:
-    """Return a function from a message to field name → value. A field that has presence and is not set is null."""
+    """A field that has presence and is not set is null."""
     from google.protobuf.unknown_fields import UnknownFieldSet
 
     known = frozenset(message.fields_by_number)
@@ -276,7 +262,7 @@ def _after_indexes(data: bytes, accepted: set[tuple[int, ...]]) -> bytes:
 
 
 def _signed(data: bytes, at: int) -> tuple[int, int]:
-    """Return a number in zigzag encoding, and the position after it."""
+    """Zigzag encoding."""
     try:
         value, at = varint(data, at, most_bytes=5)
     except ValueError:
@@ -287,11 +273,7 @@ def _signed(data: bytes, at: int) -> tuple[int, int]:
 def with_rows(
     batches: Iterator[pa.RecordBatch], *, column: str, descriptors: bytes, message: str, has_schema_id: bool
 ) -> Iterator[pa.RecordBatch]:
-    """
-    Append the columns ``record`` (a row, or null) and ``reason`` (why the message is bad, or null) to batches.
-
-    :param column: name of the binary column with the messages. A null message has the record null, and is not bad
-    """
+    """Append the columns ``record`` (null for a null message) and ``reason`` (why the message is bad, or null) to batches."""
     import pyarrow as pa
 
     kind = descriptor_of(descriptors, message)

@@ -21,12 +21,7 @@ _TIMEOUT_S = 30
 
 @dataclass(frozen=True, slots=True)
 class Registry:
-    """
-    A schema registry.
-
-    :param url: the URL, without credentials
-    :param authorization: the header ``Authorization`` of each request; ``""``: none
-    """
+    """A schema registry. The URL has no credentials; ``authorization`` is the header, or ``""``."""
 
     url: str
     authorization: str = field(default="", repr=False)
@@ -55,11 +50,7 @@ class SchemaVersion:
 
 
 def registry_of(decoder: Avro) -> Registry | None:
-    """
-    Return the registry of a decoder; ``None`` if it has none.
-
-    :raises InvalidError: the connection has no valid host, a query string, or an extra
-    """
+    """Return ``None`` if the decoder has none. Refuses a connection without a valid host, or with a query string or an extra."""
     if decoder.registry is not None:
         return Registry(decoder.registry.rstrip("/"))
     if decoder.registry_conn_id is None:
@@ -91,13 +82,7 @@ def warnings(decoder: Avro) -> list[str]:
 
 
 def versions_of(registry: Registry, subjects: list[str]) -> list[SchemaVersion]:
-    """
-    Return every Avro version of the subjects.
-
-    :raises DataError: the registry has no Avro schema of these subjects
-    :raises StoreRefusedError: the registry refused the credentials
-    :raises UnavailableError: the registry did not report the result of a request. Run again
-    """
+    """Return every Avro version of the subjects. If there is none, raises ``DataError``."""
     versions: list[SchemaVersion] = []
     for subject in subjects:
         location = f"{registry.url}/subjects/{quote(subject, safe='')}/versions"
@@ -130,7 +115,7 @@ def _version(location: str, subject: str, number: int, response: Mapping[str, An
 
 
 def _get(registry: Registry, location: str) -> Any:
-    """Return the JSON at a location; an empty list if there is none."""
+    """An empty list if there is nothing at the location."""
     request = urllib.request.Request(location)
     if registry.authorization:
         request.add_unredirected_header("Authorization", registry.authorization)  # never sent to another host

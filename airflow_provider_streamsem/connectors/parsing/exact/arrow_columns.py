@@ -29,12 +29,7 @@ def any_of(conditions: Sequence[pa.Array]) -> pa.Array | None:
 
 
 class ReadColumn:
-    """
-    A column, or a part of a nested column.
-
-    :attr read_as: the type that is requested from Arrow's reader
-    :attr is_usable: whether Arrow's reader supports the type
-    """
+    """A column or a part of a nested one. ``read_as`` is the type for Arrow's reader, and ``is_usable`` whether it supports that type."""
 
     def __init__(self, kind: pa.DataType, settings: Settings) -> None:
         self._kind = kind
@@ -57,12 +52,11 @@ class ReadColumn:
         )
 
     def has_floats(self, bits: int) -> bool:
-        """Return whether the column has floats of so many bits."""
         own = is_.is_floating(self._kind) and self._kind.bit_width == bits
         return own or any(part.has_floats(bits) for part in self._parts)
 
     def has_zeros(self, values: pa.Array) -> bool:
-        """Return whether a float in the column is zero or infinite."""
+        """Whether a float in the column is zero or infinite."""
         if is_.is_floating(self._kind):
             return bool(pc.any(pc.or_(pc.equal(values, 0.0), pc.is_inf(values))).as_py())
         if not (self.has_floats(32) or self.has_floats(64)):
@@ -70,7 +64,7 @@ class ReadColumn:
         return any(part.has_zeros(inner) for part, inner in self._inner(values))
 
     def unusual(self, name: str) -> Iterator[str]:
-        """Yield patterns of the places in a text where a value may not fit the column. They help to find what Arrow has refused."""
+        """Yield patterns of places where a value may not fit the column. They help to find what Arrow has refused."""
         if is_.is_struct(self._kind):
             for field, part in zip(self._kind, self._parts, strict=True):
                 yield from part.unusual(field.name)
@@ -82,11 +76,7 @@ class ReadColumn:
         yield from zip(self._parts, arrays, strict=True)
 
     def converted(self, values: pa.Array) -> tuple[pa.Array, pa.Array | None]:
-        """
-        Convert a column that Arrow has read.
-
-        :returns: the column of the schema, and which of its values do not fit; ``None``: all fit
-        """
+        """Return the column of the schema, and which of its values do not fit; ``None``: all fit."""
         if not self._is_converted:
             return values, None
         if is_.is_struct(self._kind):
@@ -119,7 +109,7 @@ class ReadColumn:
 
 
 def _unusual(kind: pa.DataType) -> list[str]:
-    """Return patterns of the beginning of values that may not fit a type that is not nested."""
+    """Patterns of the beginning of values that may not fit a type that is not nested."""
     if is_.is_integer(kind):
         return [r'["\[{tf]', r"-?[0-9]*[.eE]", rf"-?[0-9]{{{_LONGEST[kind.bit_width]}}}"]
     if is_.is_decimal(kind):

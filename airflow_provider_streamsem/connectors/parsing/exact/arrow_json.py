@@ -36,12 +36,7 @@ _LONGEST_BLOCK = (1 << 31) - 2
 
 
 class ArrowJson:
-    """
-    Parses blocks of texts.
-
-    :param schema: the columns; see :class:`ExactJson`
-    :param lenient: the syntax that is allowed beside strict JSON; see :class:`ExactJson`. Arrow's reader allows none
-    """
+    """Parses blocks of texts; see :class:`ExactJson`. Arrow's reader allows no ``lenient`` syntax."""
 
     def __init__(self, schema: pa.Schema, settings: Settings, lenient: frozenset[str] = frozenset()) -> None:
         self._schema = schema
@@ -77,7 +72,7 @@ class ArrowJson:
         return Block(columns, reasons)
 
     def _parsed_exactly(self, texts: pa.StringArray, is_text: pa.BooleanArray) -> list[pa.Array]:
-        """Return the columns of the schema and that of the reasons."""
+        """The columns of the schema and that of the reasons."""
         block = self._exact.parse(pc.if_else(is_text, texts, None).to_pylist())
         is_bad = pc.and_(pc.invert(is_text), texts.is_valid())
         return [*block.columns, pc.if_else(is_bad, pa.scalar("not UTF-8"), block.reasons)]
@@ -105,13 +100,13 @@ class ArrowJson:
             yield from self._read(texts.slice(middle), rows.slice(middle))
 
     def _usual(self, texts: pa.StringArray, rows: pa.Array) -> tuple[pa.StringArray, pa.Array]:
-        """Leave out texts in which a value may not fit. If there are none, the next block is read without this search."""
+        """Without a text in which a value may not fit, the next block is read without this search."""
         is_usual = pc.invert(pc.match_substring_regex(texts, self._unusual))
         self._has_unusual = not pc.all(is_usual, min_count=0).as_py()
         return (texts.filter(is_usual), rows.filter(is_usual)) if self._has_unusual else (texts, rows)
 
     def _first_reading(self, texts: pa.StringArray) -> tuple[pa.Table | None, list[int]]:
-        """Return the table, if Arrow has read all texts; otherwise positions of texts that Arrow may have refused, if it says which."""
+        """The table, if Arrow has read all texts; otherwise positions of texts that Arrow may have refused, if it says which."""
         joined = _joined(texts)
         starts: list[int] = []
         refused: list[int] = []

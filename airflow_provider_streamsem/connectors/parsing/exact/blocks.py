@@ -20,12 +20,7 @@ MANY = "*"
 
 @dataclass(frozen=True)
 class Checksums:
-    """
-    A column of the checksums of bad texts: the CRC-32 of the bytes of each, separated by spaces.
-
-    :param name: name of the column
-    :param most: how many checksums a task may return. For more it returns :data:`MANY`
-    """
+    """A column ``name`` of the CRC-32 of the bytes of each bad text, separated by spaces; :data:`MANY` for more than ``most`` in a task."""
 
     name: str
     most: int
@@ -33,12 +28,7 @@ class Checksums:
 
 @dataclass(frozen=True)
 class Block:
-    """
-    The records of a block of texts.
-
-    :param columns: the columns of the schema. A bad record may have values
-    :param reasons: a column with the reason why a text is not a record; null for a record
-    """
+    """The records of a block of texts. A bad record may have values. ``reasons`` says why a text is not a record; null for a record."""
 
     columns: list[pa.Array]
     reasons: pa.Array
@@ -48,11 +38,7 @@ class Parser(Protocol):
     """Protocol of the parsers of texts."""
 
     def parse(self, texts: pa.StringArray) -> Block:
-        """
-        Parse texts. The result has one row for each text.
-
-        :param texts: may contain bytes that are not UTF-8, and nulls. A null has null columns and is not bad
-        """
+        """Return one row for each text. Texts may have bytes that are not UTF-8. A null has null columns and is not bad."""
         ...
 
 
@@ -68,10 +54,8 @@ def parsed_batches(
     """
     Replace the column of texts by the columns of the records, which come first, and those of the reasons, the masks and the checksums, which come last.
 
-    :param parser_of: returns the parser
-    :param names: names of the new columns: those of the records, and then that of the reasons
-    :param masks: name of each mask → numbers of the columns of its bits. The first row of a block has the mask of the block
-    :param checksums: the column of the checksums; ``None``: there is none. The first row of a block has those of the block
+    :param names: names of the columns of the records, and then that of the reasons
+    :param masks: name of each mask → numbers of the columns of its bits. The first row of a block has the mask of the block, and the checksums
     """
     keep_import_caches()
     parser = parser_of()
@@ -129,7 +113,7 @@ def explained_batches(
 
 
 def _blocks(texts: pa.Array) -> Iterator[tuple[int, int]]:
-    """Yield the first row and the row after the last of each block."""
+    """The first row and the row after the last of each block."""
     if texts.nbytes <= _BLOCK_BYTES:
         yield 0, len(texts)
         return
@@ -143,11 +127,7 @@ def _blocks(texts: pa.Array) -> Iterator[tuple[int, int]]:
 
 
 def in_order(parts: Sequence[tuple[pa.Array, list[pa.Array]]]) -> list[pa.Array]:
-    """
-    Return the columns of several parts of a block, in the order of the rows.
-
-    :param parts: for each part, the numbers of its rows, and its columns
-    """
+    """Join parts of a block (numbers of their rows, and their columns), in the order of the rows."""
     if len(parts) == 1:
         return parts[0][1]
     order = pc.sort_indices(pa.concat_arrays([rows for rows, _ in parts]))
@@ -155,12 +135,7 @@ def in_order(parts: Sequence[tuple[pa.Array, list[pa.Array]]]) -> list[pa.Array]
 
 
 def reason_of(unfit: Sequence[str] | None, missing: Sequence[str] | None) -> str:
-    """
-    Return the reason why a text is not a record.
-
-    :param unfit: names of the columns that cannot hold the value
-    :param missing: names of the required columns without a value
-    """
+    """``unfit`` columns cannot hold the value, and ``missing`` ones are required and have none."""
     reasons = (("values that do not fit", unfit), ("required values that are missing", missing))
     return "; ".join(f"{what}: {', '.join(names)}" for what, names in reasons if names)
 

@@ -44,11 +44,7 @@ def usual(kind: pa.DataType, settings: Settings) -> str | None:
 
 
 class ExactColumn:
-    """
-    The conversion of texts to one type.
-
-    :param kind: the type; neither nested nor ``string``
-    """
+    """Converts texts to a type that is neither nested nor ``string``."""
 
     def __init__(self, kind: pa.DataType, settings: Settings) -> None:
         self._kind, self._convert = kind, converter(kind, settings)
@@ -56,7 +52,7 @@ class ExactColumn:
         self._usual = None if pattern is None else f"^(?:{pattern})$"
 
     def __call__(self, texts: pa.Array) -> pa.Array:
-        """Return the values of the texts. A value is null if its text is null or has no exact value."""
+        """A value is null if its text is null or has no exact value."""
         if self._usual is None:
             return self._one_by_one(texts)
         is_usual = pc.match_substring_regex(texts, self._usual)

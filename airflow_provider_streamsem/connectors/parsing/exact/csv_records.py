@@ -31,8 +31,6 @@ class Dialect:
     :param quote: one character; empty: fields are not quoted
     :param escape: the character before a quote inside a quoted field; empty or the quote: a quote is doubled
     :param null: a text that represents null, like the empty text
-    :param trims_leading: whether spaces and tabs before a field are removed
-    :param trims_trailing: whether spaces and tabs after a field are removed
     :param names: texts of infinite floats and NaN
     """
 
@@ -70,11 +68,9 @@ class Dialect:
 
 class ExactCsv:
     """
-    Parses blocks of lines. A line is bad unless it has one field for each column, and each field is exactly a value of the type of its column.
+    Parses lines. A line is bad unless it has one field for each column, each exactly a value of its type; a column that is not nullable is required.
 
     A line with the names of several columns is also bad: the file has a header that was not declared, or is several files in one.
-
-    :param schema: the columns. A column that is not nullable is required
     """
 
     def __init__(self, schema: pa.Schema, dialect: Dialect, settings: Settings) -> None:
@@ -141,7 +137,7 @@ class ExactCsv:
         return fields if length == len(line) + len(separator) else None
 
     def _columns(self, fields: pa.StringArray) -> tuple[list[pa.Array], pa.Array]:
-        """Return the columns of the schema, and that of the reasons."""
+        """The columns of the schema, and that of the reasons."""
         width = len(self._schema)
         columns = []
         unfit: dict[int, list[str]] = {}
@@ -162,7 +158,7 @@ class ExactCsv:
         return columns, pa.array(reasons, pa.string())
 
     def _texts(self, fields: pa.StringArray, *, is_text: bool) -> pa.StringArray:
-        """Return the texts of fields without quotes; null if the field is empty or has the text that represents null."""
+        """Null if the field is empty or has the text that represents null."""
         dialect = self._dialect
         if dialect.space and dialect.trims_leading:
             fields = pc.utf8_ltrim(fields, characters=dialect.space)
@@ -223,7 +219,6 @@ class QuoteStates:
         )
 
     def ends_inside(self, line: str, *, begins_inside: bool) -> bool:
-        """Return whether a line ends inside quotes."""
         text = self._dialect.separator + (self._dialect.quote if begins_inside else "") + line
         return any(found["inside"] is not None and found["end"] is None for found in self._field.finditer(text))
 

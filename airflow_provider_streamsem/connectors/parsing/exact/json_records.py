@@ -44,7 +44,7 @@ _NAMES_OF_NON_NUMBERS = {"NaN": "nan", "INF": "inf", "+INF": "inf", "-INF": "-in
 
 
 class _BadRecordError(Exception):
-    """A text is not a JSON object. The message is the reason, and has no values of the record."""
+    """The message is the reason, and has no values of the record."""
 
 
 class _Repeated(dict[str, Any]):
@@ -56,17 +56,11 @@ class _Repeated(dict[str, Any]):
 
 
 class _Unfit(Exception):
-    """The type of a column has no value that is exactly the given one."""
+    """No value of the column's type is exactly the given one."""
 
 
 class ExactJson:
-    """
-    Parses records of a schema.
-
-    :param schema: the columns. A column or nested field that is not nullable is required
-    :param settings: how texts are converted
-    :param lenient: those of :data:`LENIENT` that are allowed
-    """
+    """Parses records of a schema. A column or nested field that is not nullable is required. ``lenient`` is a part of :data:`LENIENT`."""
 
     def __init__(self, schema: pa.Schema, settings: Settings, lenient: frozenset[str] = frozenset()) -> None:
         self._columns = [(field, _column_of(field.type, settings, lenient)) for field in schema]
@@ -77,11 +71,7 @@ class ExactJson:
         )
 
     def parse(self, texts: Sequence[str | None]) -> Block:
-        """
-        Parse texts. A text is bad unless it is one JSON object whose values the columns hold exactly.
-
-        :param texts: a null has null columns, and is not bad
-        """
+        """A text is bad unless it is one JSON object whose values the columns hold exactly. A null has null columns, and is not bad."""
         limit = sys.getrecursionlimit()
         sys.setrecursionlimit(limit + 4 * DEEPEST)
         try:
@@ -138,7 +128,7 @@ class ExactJson:
 
 
 def _has_half_of_pair(text: str) -> bool:
-    """Return whether an escape is half of a surrogate pair, which is not a character."""
+    """Half of a surrogate pair is not a character."""
     if "\\u" not in text:
         return False
     high_ends = -1
@@ -173,7 +163,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _column_of(kind: pa.DataType, settings: Settings, lenient: frozenset[str]) -> Callable[[list[Any]], pa.Array]:
-    """Return a function from the parsed values of a column to the column. A value that the type cannot hold exactly becomes null."""
+    """Return a function from the parsed values of a column to the column. A value that does not fit exactly becomes null."""
     if is_.is_string(kind):
         return lambda given: pa.array([v if v is None or type(v) is str else _text(v) for v in given], kind)
     if is_.is_boolean(kind):
@@ -205,7 +195,7 @@ def _accepted(kind: pa.DataType, settings: Settings) -> frozenset[type]:
 
 
 def _value_of(kind: pa.DataType, settings: Settings, lenient: frozenset[str]) -> Callable[[Any], Any]:
-    """Return a function from a parsed value, which is not null, to the value of a type. It raises ``_Unfit``."""
+    """Return a function from a parsed value, which is not null, to the value of a type, or ``_Unfit``."""
     if is_.is_struct(kind):
         return _struct(kind, settings, lenient)
     if is_.is_list(kind):

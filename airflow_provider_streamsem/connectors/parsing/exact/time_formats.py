@@ -32,10 +32,8 @@ LETTERS = frozenset("yMLdDHhKkmsSaXxZV")
 @dataclass(frozen=True)
 class TimeFormat:
     """
-    The format of a date or time.
+    The format of a date (days since 1970) or time (microseconds since 1970).
 
-    :param pattern: the pattern
-    :param is_date: whether the value is a date, in days since 1970. A time is in microseconds since 1970
     :param zone: the time zone of a text without a zone; ``None``: the type has no zone
     :param texts: the names of months, in upper case, by the letters ``MMM`` and ``MMMM``, and of the halves of a day by ``a``
     """
@@ -46,11 +44,7 @@ class TimeFormat:
     texts: Mapping[str, Sequence[str]] | None = None
 
     def parser(self) -> Callable[[str], int | None]:
-        """
-        Return the function.
-
-        :raises ValueError: the pattern is not valid, or has a letter that cannot be parsed
-        """
+        """Return the function. A pattern that is not valid, or cannot be parsed, raises ``ValueError``."""
         try:
             expression = re.compile("".join(self._expressions()), re.IGNORECASE | re.DOTALL)
         except re.error as error:
@@ -145,7 +139,7 @@ class TimeFormat:
         return days_of(year, month, int(parts.get("day", 1)))
 
     def _number(self, letter: str, name: str) -> int:
-        """Return the number of a name, beginning with 1."""
+        """Names are numbered from 1."""
         for letters, names in (self.texts or {}).items():
             upper = [each.upper() for each in names]
             if letters.startswith(letter) and name.upper() in upper:

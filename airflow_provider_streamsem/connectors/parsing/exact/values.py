@@ -44,19 +44,12 @@ _LARGEST_OFFSET = 18 * 3_600
 class Format(Protocol):
     """A format of dates or times."""
 
-    def parser(self) -> Convert:
-        """Return the conversion of texts of the format."""
-        ...
+    def parser(self) -> Convert: ...
 
 
 @dataclass(frozen=True)
 class Settings:
-    """
-    Settings of the conversions.
-
-    :param zone: the time zone of times without a zone, as Spark accepts it
-    :param formats: formats of the user, by the name of the type: ``date``, ``timestamp``, ``timestamp_ntz``
-    """
+    """Time zone of times without a zone, as Spark accepts it, and formats of the user by ``date``, ``timestamp`` and ``timestamp_ntz``."""
 
     zone: str = "UTC"
     formats: Mapping[str, Format] = field(default_factory=dict)
@@ -195,11 +188,7 @@ def offset_of(text: str) -> int | None:
 
 
 def zone_of(name: str) -> datetime.tzinfo:
-    """
-    Return a time zone by its name or offset in Spark.
-
-    :raises ValueError: there is no such time zone
-    """
+    """Return a time zone by its name or offset in Spark."""
     if name in ("Z", "UTC", "GMT", "UT", "Etc/UTC"):
         return datetime.timezone.utc
     offset = offset_of(re.sub(r"^(?:UTC|GMT|UT)(?=[+-])", "", name))
