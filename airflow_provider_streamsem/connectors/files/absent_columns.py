@@ -25,11 +25,7 @@ def names(declared: Sequence[str]) -> list[str]:
 
 
 def absent(declared: Sequence[str], counts: Mapping[str, Any]) -> list[str]:
-    """
-    Return the columns whose bit is not set.
-
-    :param counts: name → value of the mask
-    """
+    """Return the columns whose bit is not set in the masks ``counts``."""
     return [
         name for n, name in enumerate(declared) if not counts.get(_name(n - n % _PER_MASK), 0) >> (n % _PER_MASK) & 1
     ]

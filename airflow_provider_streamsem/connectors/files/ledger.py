@@ -16,10 +16,7 @@ BLOCK_FILES = 1_000
 
 class Ledger:
     """
-    The discovered files of one source in its log. Caches the newest discovery that this process has read.
-
-    :param log: the section of the log that belongs to the source
-    :param newest_hint: number of the newest discovery that is known to exist; -1: find it by listing the log
+    The discovered files of one source in its section of the log. ``newest_hint`` is the number of a discovery that exists; -1: find it by listing the log.
     """
 
     def __init__(self, log: CommitLog, newest_hint: int = -1) -> None:
@@ -29,11 +26,7 @@ class Ledger:
         self._cached_block: tuple[int, list[FoundFile]] = (0, [])
 
     def newest(self) -> Discovery | None:
-        """
-        Return the newest known discovery; ``None`` before the first one.
-
-        Another process may have created a newer discovery. :meth:`add` and :meth:`files` detect that.
-        """
+        """Return the newest discovery that this process knows. :meth:`add` and :meth:`files` detect a newer one of another process."""
         if self._newest is None:
             if self._newest_hint < 0:
                 self._newest_hint = self._newest_listed()
@@ -42,19 +35,20 @@ class Ledger:
         return self._newest
 
     def unseen(self, listed: Sequence[FoundFile]) -> tuple[FoundFile, ...]:
-        """Return the files of a listing that have no ordinal, in the order in which they would get ordinals. Writes nothing."""
+        """In the order in which they would get ordinals. Writes nothing."""
         return self._log.perform(discovery.compare(self.newest(), listed)).new
 
     def add(
         self, listed: Sequence[FoundFile], *, is_partial: bool = False, listed_at_ms: int | None = None
     ) -> int | None:
         """
-        Assign ordinals to the new files of a listing.
+        Assign ordinals to the new files of a listing, and return the next unassigned one.
+
+        Returns ``None`` if another process created the discovery first. The caller must then list again, because this listing may be older than that discovery
+        (D2).
 
         :param is_partial: whether other files may exist that the listing lacks
-        :param listed_at_ms: the time of a complete listing, in milliseconds UTC, to record it in the log; ``None``: do not record it
-        :returns: the next unassigned ordinal. ``None`` if another process created the discovery first. The caller must then list again and repeat the call,
-            because this listing may be older than that discovery (D2)
+        :param listed_at_ms: the time of a complete listing, in milliseconds UTC, to record it in the log
         """
         newest = self.newest()
         entry = self._next_entry(newest, listed, is_partial=is_partial, listed_at_ms=listed_at_ms)
@@ -81,12 +75,7 @@ class Ledger:
         return self._log.perform(discovery.extend(newest, compared, nonce, listed_at_ms=listed_at_ms))
 
     def files(self, start: int, end: int) -> Iterator[FoundFile]:
-        """
-        Yield the files with ordinals ``[start, end)``, in order. Reads the next block of :data:`BLOCK_FILES` ordinals only when the caller requests a file
-        of it.
-
-        :raises LogDamagedError: no discovery assigned one of these ordinals
-        """
+        """Yield the files with ordinals ``[start, end)``. Reads a block of :data:`BLOCK_FILES` only when the caller requests a file of it."""
         if start >= end:
             return
         newest = self.newest()
@@ -127,7 +116,7 @@ class Ledger:
         return written.mine
 
     def _newest_listed(self) -> int:
-        """Return the number of the newest discovery that a listing shows; -1 if it shows none."""
+        """-1 if a listing shows no discovery."""
         numbers = map(keys.parse_newest_first, self._log.list_keys(keys.DISCOVERED, 1))
         return max((i for i in numbers if i is not None), default=-1)
 

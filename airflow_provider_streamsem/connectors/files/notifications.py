@@ -29,27 +29,17 @@ _LONGEST_KEY = 1_024
 
 @dataclass(slots=True)
 class Notified:
-    """
-    The messages that a poll has received.
-
-    :param paths: paths of created objects, relative to the location of the source
-    :param handles: handle and paths of each message. A message is acknowledged when its objects are in the log
-    """
+    """Paths that a poll has received, relative to the source, and ``(handle, paths)`` of each message, to acknowledge when its objects are in the log."""
 
     paths: set[str] = field(default_factory=set)
     handles: list[tuple[Any, frozenset[str]]] = field(default_factory=list)
 
     def handles_without(self, paths: Collection[str]) -> list[Any]:
-        """Return the handles of the messages that name none of some paths."""
         return [handle for handle, named in self.handles if named.isdisjoint(paths)]
 
 
 def receive(receiver: SqsReceiver, bucket: str, prefix: str) -> Notified:
-    """
-    Receive the waiting messages.
-
-    :param prefix: prefix of the keys of the source, without a trailing slash; ``""`` for the whole bucket
-    """
+    """``prefix`` has no trailing slash; ``""`` for the whole bucket."""
     notified = Notified()
     while len(notified.handles) < _MOST_MESSAGES and (messages := receiver.receive(_PER_REQUEST)):
         for message in messages:
@@ -66,8 +56,7 @@ def created(body: bytes) -> Iterator[tuple[str, str]]:
     """
     Yield bucket and key of each object that a message reports as created: from S3, from S3 through SNS, or from EventBridge.
 
-    What has another form, or is no name of an object, is logged and not yielded. The next complete listing finds such objects. So the message can be
-    acknowledged, and does not block the queue.
+    Other messages are only logged, so they are acknowledged and do not block the queue. The next complete listing finds their objects.
     """
     try:
         message = json.loads(body)
@@ -95,11 +84,7 @@ def _of_event_bridge(message: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def queue_of(where: str, given: object) -> SqsQueue:
-    """
-    Return the queue from an object, or from its arguments.
-
-    :raises InvalidError: an argument is not valid
-    """
+    """Return the queue from an object, or from its arguments."""
     if isinstance(given, SqsQueue):
         return given
     names = [each.name for each in dataclasses.fields(SqsQueue)]

@@ -32,25 +32,14 @@ _DIGITS = {"int": 10, "bigint": 20}
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """
-    The position of a file in a partitioned directory tree.
-
-    :param base: the directory above the partition directories, relative to the source's path; ``""`` is the source's path
-    :param values: ``(column, escaped value)`` from the outermost directory to the innermost
-    """
+    """``base`` is the directory above the partition directories; ``values`` are ``(column, escaped value)`` from the outermost directory to the innermost."""
 
     base: str
     values: tuple[tuple[str, str], ...]
 
 
 def layout(path: str) -> Layout:
-    """
-    Parse the partition directories of one file.
-
-    :param path: relative to the source's path
-    :raises DataError: a directory has an empty column name or value, two directories name the same column, or a column name is reserved. Nothing became
-        visible
-    """
+    """Parse a path, relative to the source's. Refuses empty names and values, and repeated or reserved names (``DataError``)."""
     directories = path.split("/")[:-1]
     end = len(directories)
     while end and "=" not in directories[end - 1]:
@@ -79,14 +68,7 @@ def layout(path: str) -> Layout:
 
 
 def types_of(paths: Iterable[str], recorded: Mapping[str, str]) -> dict[str, str]:
-    """
-    Return partition column → Spark type of its values.
-
-    A column in ``recorded`` keeps its recorded type. The caller must check with :func:`fits` that its values fit.
-
-    :param recorded: the types with which earlier batches were read
-    :raises DataError: see :func:`layout`
-    """
+    """Return partition column → Spark type. A column in ``recorded`` keeps its type, so the caller must check with :func:`fits` that its values fit."""
     types = dict(recorded)
     recorded_keys = {name.lower() for name in recorded}
     spelling: dict[str, str] = {}
@@ -121,11 +103,7 @@ def hint(types: Mapping[str, str]) -> dict[str, Json]:
 
 
 def fits(value: str, type: str) -> bool:
-    """
-    Return whether Spark reads an escaped partition value as this type without a change.
-
-    :param type: a Spark type, as returned by ``simpleString``
-    """
+    """Return whether Spark reads an escaped partition value as this type without a change."""
     if value == NULL or type == "string":
         return True
     if type in _BITS:

@@ -105,13 +105,11 @@ class _Source(Protocol):
 
 class FileRecords(Loaded):
     """
-    The records of the pinned files.
+    The records of the pinned files (at least one).
 
     JSON and CSV files are read as lines of text and parsed by this package, because Spark's own readers change values and drop text after a record.
 
-    :param pins: the files to read; at least one
     :param in_order: whether to sort the records in the order of the pins
-    :raises DataError: the footers, columns or partition directories of the files contradict each other or the schema. Nothing became visible
     """
 
     bad: Column | None
@@ -173,7 +171,7 @@ class FileRecords(Loaded):
                     raise DataError(summary, column=field.name, **self._contradiction())
 
     def check_read(self, read: int) -> None:
-        """Compare with the row counts in the footers of Parquet and ORC files. The error names the first file that differs."""
+        """The number in the footers of Parquet and ORC files. The error names the first file that differs."""
         if self._footers is None or read == sum(footer.rows for footer in self._footers.values()):
             return
         root = plain_root(self._source.path)
@@ -193,10 +191,7 @@ class FileRecords(Loaded):
         ).advising("run again. If it repeats, run `streamsem doctor-spark`.")
 
     def take_observed(self, values: Mapping[str, Any], records: int) -> None:
-        """
-        Report columns of the schema that are null in every JSON or CSV record of the batch, and keep the checksums of the bad texts. Raises ``DataError`` for
-        such columns if ``missing_columns`` is ``"refuse"``.
-        """
+        """Reports, or refuses, columns of the schema that are null in every JSON or CSV record, and keeps the checksums of the bad texts."""
         self._bad_checksums = values.get(_CHECKSUMS, MANY)  # no value if the input is large
         columns = absent_columns.absent(self._declared, values) if records else []
         if not columns:
@@ -244,7 +239,7 @@ class FileRecords(Loaded):
         return {**ordered, **fields}
 
     def _checked_footers(self, pins: Sequence[FilePin]) -> dict[str, Footer] | None:
-        """Read the footers of Parquet and ORC files and check that their columns fit the schema; ``None`` for other formats."""
+        """``None`` for formats without footers."""
         if self._source.format not in ("parquet", "orc"):
             return None
         footers = columnar.footers(self._source.path, self._source.format, pins)
@@ -353,7 +348,7 @@ class FileRecords(Loaded):
         return self._contradiction()
 
     def _contradiction(self) -> dict[str, str]:
-        """Return two files in which a column has different types, as fields of an error; the first file if the footers show no such files."""
+        """Fields of an error: two files in which a column has different types, or the first file if the footers show none."""
         pair = columnar.contradicting(self._footers or {})
         return {"first_file": self._first} if pair is None else {"file": pair[0], "other_file": pair[1]}
 
@@ -458,10 +453,7 @@ class FileRecords(Loaded):
 
 
 def _checksums(size: int, files: int) -> Checksums | None:
-    """
-    Return ``None`` for much input, because Spark's driver joins the checksums of all tasks after each task. By default, a task reads 128 MiB of large files, or
-    at least one small file. ``size`` is in bytes.
-    """
+    """``None`` for much input (``size`` in bytes), because Spark's driver joins the checksums of all tasks after each task."""
     most = min(2_000, 10_000 * (128 << 20) // max(size, 1), 200_000 // files)
     return Checksums(_CHECKSUMS, most) if most >= 20 else None
 
@@ -476,11 +468,7 @@ def _quoted(name: str) -> Column:
 
 
 def no_records(spark: SparkSession, source: _Source) -> ParsedRecords:
-    """
-    Return the columns of a source, without records. Columns of directories are missing, unless the schema names them.
-
-    :raises DataError: the columns are those of the files, because the source has no schema
-    """
+    """Columns of directories are missing, unless the schema names them. Fails without a schema, because the columns are then those of the files."""
     columns = _columns_without_records(spark, source)
     if source.positions:
         columns.frame = columns.frame.withColumns({name: F.lit(None).cast("string") for name in ordered.OFFERED})

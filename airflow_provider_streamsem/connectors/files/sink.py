@@ -282,7 +282,7 @@ class FilesSink(Sink):
 
 
 def _marked(mark: bytes | None) -> dict[str, str]:
-    """Return the pipeline and the log that an ownership marker names, as fields of an error; empty values if it is unreadable."""
+    """Empty values if the marker is unreadable."""
     try:
         stored = read_json(mark or b"{}", keys.DATASET_MARKER)
     except LogDamagedError:
@@ -318,7 +318,7 @@ def _parts(kind: Any) -> list[Any]:
 
 
 def _is_data(relative: str) -> bool:
-    """Return whether a path is that of a data file, and not of a Hadoop committer's file or of an S3A directory marker."""
+    """Not a file of a Hadoop committer, nor a directory marker of S3A."""
     parts = relative.split("/")
     return bool(parts[-1]) and not any(part.startswith(("_", ".")) and "=" not in part for part in parts)
 

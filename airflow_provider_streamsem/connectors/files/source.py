@@ -264,7 +264,7 @@ class FilesSource(Source):
         return self.settle_s == 0 or age_ns >= self.settle_s * 1_000_000_000
 
     def _warn_of_unreadable(self, keys: Collection[str]) -> None:
-        """Warn of objects that are never read, because Hadoop cannot name them: it merges successive slashes."""
+        """Hadoop cannot name these objects: it merges successive slashes."""
         merged = {key: re.sub("/+", "/", key.removeprefix("/")) for key in keys if "//" in key or key.startswith("/")}
         unreadable = sorted(key for key, name in merged.items() if self._is_discovered(name))
         if unreadable:
@@ -302,7 +302,7 @@ class FilesSource(Source):
         return [stat for stat in stats if stat.key in committed]
 
     def _listed(self, now_ms: int) -> list[ObjectStat]:
-        """Return every object below the path that sorts after ``start_after``, including objects that the source does not discover."""
+        """Every object below the path that sorts after ``start_after``, including objects that the source does not discover."""
         self.require_location()
         try:
             return [*self._store().list("", start_after=self._start_after(now_ms))]
@@ -327,7 +327,7 @@ class FilesSource(Source):
         tables.refuse_tables_below(self.path, keys, [key for key in keys if self._is_discovered(key)])
 
     def _store(self) -> Store:
-        """Open the store of the path. On local disk, a symbolic link to a file is read as that file."""
+        """On local disk, a symbolic link to a file is read as that file."""
         store = open_store(self.path)
         if isinstance(store, LocalStore):
             store.follows_links = True
@@ -391,7 +391,7 @@ class FilesSource(Source):
                 raise DataError(f"{flaw}", **where, format=self.format).advising(truncation.DO)
 
     def _stats(self, paths: Sequence[str]) -> Iterable[ObjectStat | None]:
-        """Return :meth:`stat` of each file, in order. Sends the requests for many files concurrently, because each takes some milliseconds."""
+        """Sends the requests for many files concurrently, because each takes some milliseconds."""
         if len(paths) <= _ONE_BY_ONE:
             return map(self.stat, paths)
         return in_threads(self.stat, paths)
@@ -430,11 +430,7 @@ def _found_file(stat: ObjectStat) -> FoundFile:
 
 @dataclass(frozen=True, slots=True)
 class ListedEnd(SourceEnd):
-    """
-    The end of the source after a listing.
-
-    :param listed: path → size and identity of the listed files. ``slice`` requests only files that this listing lacks
-    """
+    """``listed``: path → size and identity. ``slice`` requests only files that this listing lacks."""
 
     listed: Mapping[str, tuple[int, str]] = field(default_factory=dict)
 
@@ -452,7 +448,7 @@ class FilesPlanner(Planner):
         self._ledger = Ledger(log, newest_hint=_number(hint, "newest", -1))
 
     def poll(self, hint: Json) -> ListedEnd:
-        """List the path and assign ordinals to new files. A new pipeline must not read files inside a table or dataset (``InvalidError``)."""
+        """A new pipeline must not read files inside a table or dataset (``InvalidError``)."""
         if hint is None:
             self._source.refuse_tables(self._clock.now_ms())
         if self._source.notifications is None or self._is_listing_due():
@@ -475,8 +471,7 @@ class FilesPlanner(Planner):
 
     def _discover_notified(self) -> ListedEnd:
         """
-        A message is acknowledged when its files have ordinals. A message that is received again names a known file. A message of a file that has not settled is
-        received again after the visibility timeout of the queue.
+        A message is acknowledged when its files have ordinals. That of a file that has not settled is received again after the queue's visibility timeout.
         """
         queue = notifications.queue_of("notifications", self._source.notifications)
         bucket, _, prefix = split_url(self._source.path)[1].partition("/")
@@ -554,7 +549,7 @@ class FilesPlanner(Planner):
         return stat is not None and (stat.bytes, _identity(stat)) == (file.bytes, file.identity)
 
     def lag(self, start: Offsets, hint: Json) -> int:
-        """Return the number of files at or after ``start``: discovered files, and listed files without an ordinal."""
+        """Discovered files at or after ``start``, and listed files without an ordinal."""
         newest = self._ledger.newest()
         discovered = 0 if newest is None else newest.end
         return discovered - position(start, PARTITION) + len(self._unseen())
@@ -563,7 +558,7 @@ class FilesPlanner(Planner):
         return sum(file.mtime_ns < at_ms * 1_000_000 for file in self._unread(start))
 
     def minimum_clock(self, start: Offsets) -> int | None:
-        """Return the oldest modification time of the files that :meth:`lag` counts, in milliseconds UTC; ``None`` if it counts none."""
+        """The oldest modification time of the files that :meth:`lag` counts."""
         oldest = min((file.mtime_ns for file in self._unread(start)), default=None)
         return None if oldest is None else oldest // 1_000_000
 
@@ -574,7 +569,6 @@ class FilesPlanner(Planner):
         return [*discovered, *self._unseen()]
 
     def discovered(self) -> bool:
-        """Return whether any file was discovered."""
         return self._ledger.newest() is not None
 
     def _unseen(self) -> Sequence[FoundFile]:

@@ -20,12 +20,9 @@ _BATCH = re.compile(r"_spark_metadata/([0-9]{1,18})(\.compact)?")
 
 def committed(store: Store, keys: Iterable[str], location: str) -> set[str] | None:
     """
-    Return the keys of the files that the log names.
+    Return the keys of the files that the log names; ``None`` without such a log. An incomplete or unknown log is refused (``DataError``).
 
     The newest compacted batch has the files of all earlier batches, and each later batch has its own.
-
-    :returns: ``None`` if the directory has no such log
-    :raises DataError: the log is not complete, or has something that this release does not know. Nothing was written
     """
     found = [match for key in keys if (match := _BATCH.fullmatch(key)) is not None]
     if not found:
@@ -59,7 +56,7 @@ def _files(store: Store, name: str, location: str) -> Iterable[str]:
 
 
 def _relative(parts: SplitResult, location: str, name: str) -> str:
-    """Return the key of a file. Spark records its URL, with percent-encoded characters."""
+    """Spark records a URL with percent-encoded characters."""
     root = split_url(location)[1].rstrip("/")
     absolute = unquote(f"{parts.netloc}{parts.path}") if parts.scheme not in ("", "file") else unquote(parts.path)
     if not absolute.startswith(f"{root}/"):

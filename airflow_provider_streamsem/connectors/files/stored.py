@@ -17,11 +17,8 @@ def stored_sinks(spec: Mapping[str, Any]) -> dict[str, FilesSink | str]:
     """
     Return the sinks of a stored spec by name. A sink whose type is not ``files`` is represented by the name of its type.
 
-    No other sink is created from a stored spec, because that could open connections or load code (R7). The caller checks the ownership marker of a
-    dataset before it reads the dataset.
-
-    :param spec: the parsed spec
-    :raises LogDamagedError: a sink in the spec is not valid
+    No other sink is created from a stored spec, because that could open connections or load code (R7). The caller checks the ownership marker of a dataset
+    before it reads the dataset.
     """
     sinks: dict[str, FilesSink | str] = {}
     for name, config in spec["sinks"].items():

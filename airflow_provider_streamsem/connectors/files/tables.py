@@ -29,11 +29,7 @@ _ABOVE = 3
 
 
 def refuse_table(path: str) -> None:
-    """
-    Refuse a path that is inside a table or dataset.
-
-    :raises InvalidError: names the table or dataset. Nothing was written
-    """
+    """Refuse a path that is inside a table or dataset (``InvalidError``)."""
     scheme, location = split_url(path)
     location = os.path.realpath(location) if scheme == "file" else location
     for above in range(_ABOVE + 1):
@@ -49,13 +45,7 @@ def refuse_table(path: str) -> None:
 
 
 def refuse_tables_below(path: str, listed: Iterable[str], read_keys: Sequence[str]) -> None:
-    """
-    Refuse a path below which a file to read is inside a table or dataset.
-
-    :param listed: keys of all objects below the path
-    :param read_keys: keys of the files that the source would read
-    :raises InvalidError: names such a file and its table or dataset. Nothing was written
-    """
+    """Refuse a path below which a key of ``read_keys`` is inside a table or dataset. ``listed`` has all keys below the path (``InvalidError``)."""
     roots = sorted({match["root"] for key in listed if (match := _INSIDE.fullmatch(key)) is not None and match["root"]})
     inside = next(((root, key) for root in roots for key in read_keys if key.startswith(root)), None)
     if inside is not None:

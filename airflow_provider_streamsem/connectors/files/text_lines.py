@@ -24,14 +24,7 @@ _WINDOWS = "".join(bytes([byte]).decode("cp1252", errors="ignore") or chr(byte) 
 
 
 def lines(reader: DataFrameReader, located: list[str], partitions: StructType, *, with_location: bool) -> DataFrame:
-    """
-    Read the lines of text files.
-
-    :param partitions: the partition columns from the directories
-    :param with_location: whether to add the columns :data:`PATH` and :data:`START` (offset of the split in the file). They make reading slower, also if they
-        are dropped later
-    :returns: the column :data:`RAW`, the location, and the partition columns
-    """
+    """Return the column :data:`RAW` and the partition columns, and with ``with_location``, which makes reading slower, :data:`PATH` and :data:`START`."""
     schema = StructType([StructField(RAW, StringType()), *partitions.fields])
     frame = reader.schema(schema).text(located)
     return frame.select(RAW, *_location_columns(with_location), *_partition_columns(partitions))
@@ -39,13 +32,10 @@ def lines(reader: DataFrameReader, located: list[str], partitions: StructType, *
 
 def decoded(raw: str, encoding: str) -> Column:
     """
-    Return a column that decodes stored bytes to text.
+    Decode a ``string`` column with the bytes as Spark's text reader returns them, in one of ``reader_options.ENCODINGS``.
 
-    Spark's ``decode`` supports windows-1252 only with a session setting. So this function decodes ISO 8859-1 and replaces the 27 characters that differ. The
+    Spark's ``decode`` supports windows-1252 only with a session setting, so this function decodes ISO 8859-1 and replaces the 27 characters that differ. The
     five bytes that windows-1252 does not define become control characters, as in browsers.
-
-    :param raw: name of a ``string`` column with the bytes, as Spark's text reader returns them
-    :param encoding: one of :data:`airflow_provider_streamsem.connectors.files.reader_options.ENCODINGS`
     """
     if encoding == "UTF-8":
         return F.col(raw)
@@ -73,7 +63,6 @@ class LinesBelowHeaders:
         self._header = header.encode(encoding, errors="replace").decode(_BYTES)
 
     def __call__(self, *, with_location: bool) -> DataFrame:
-        """Return the lines; see :func:`lines`."""
         schema = StructType([StructField(self._header, StringType()), *self._partitions.fields])
         line = F.encode(_quoted(self._header), _BYTES).cast("string").alias(RAW)
         frame = self._reader.schema(schema).csv(self._located)
@@ -85,10 +74,7 @@ def refuse_lines_inside_records(frame: DataFrame, text: str, bad: DataFrame, csv
     Refuse CSV files in which a line inside a record with quoted line breaks looks like a complete record.
 
     A position of a file is inside or outside quotes. Each line keeps this state, sets it, or toggles it. The state before a line is that of the last line above
-    it that sets it, toggled once for each toggling line in between.
-
-    :param frame: lines with the columns :data:`PATH` and :data:`START`
-    :raises DataError: such a line exists; the error names the file
+    it that sets it, toggled once for each toggling line in between. ``frame`` has the columns :data:`PATH` and :data:`START`.
     """
     from_outside, from_inside = F.col(_OUTSIDE), F.col(_INSIDE)
 

@@ -17,11 +17,7 @@ DO = (
 
 
 def flaw(format: str, path: str, size: int) -> str:
-    """
-    Return the reason why a file must not be read; ``""`` if the file may be read, because Spark fails on a truncated file of this kind.
-
-    :param path: the file's path, whose extension names the compression codec
-    """
+    """Return why a file must not be read; ``""`` if it may, because Spark fails on a truncated file of this kind. The extension names the codec."""
     if format in _COLUMNAR:
         return "" if size else "a file of this format cannot be empty"
     codec = path.lower().rpartition(".")[2]
@@ -31,10 +27,6 @@ def flaw(format: str, path: str, size: int) -> str:
 
 
 def flaws(format: str, first: int, files: Sequence[FoundFile]) -> dict[int, str]:
-    """
-    Return ordinal → flaw of the files that must not be read.
-
-    :param first: ordinal of the first file
-    """
+    """Return ordinal → flaw of the files that must not be read. ``first`` is the ordinal of the first file."""
     flaws_by_ordinal = {first + n: flaw(format, file.path, file.bytes) for n, file in enumerate(files)}
     return {ordinal: reason for ordinal, reason in flaws_by_ordinal.items() if reason}

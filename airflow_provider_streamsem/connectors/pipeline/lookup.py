@@ -26,8 +26,6 @@ class ViewPin:
     """
     The visible rows of a sink as of a version. The log of the other pipeline names their files, and never changes.
 
-    :param pipeline_uuid: uuid of the other pipeline
-    :param sink: name of the sink
     :param version: the newest closed version when the plan was created
     :param outcome: sha256 of the outcome of this version
     """

@@ -19,11 +19,9 @@ _SUMMARY = "the pins of a plan are not versions of the upstream pipeline; nothin
 @dataclass(frozen=True, slots=True)
 class VersionPin:
     """
-    A planned version of the upstream.
+    A planned batch of the upstream, with one file or more.
 
-    :param version: a batch of the upstream
     :param commit: the commit that held the rows of the batch: the batch itself, or the newest reprocessing run that had replaced it
-    :param files: the files of the commit, one or more
     """
 
     version: int
@@ -36,8 +34,6 @@ class UpstreamPin:
     """
     The rows that a plan reads. Pins of the same rows are equal, even if the columns are those of different versions.
 
-    :param pipeline_uuid: uuid of the upstream
-    :param sink: name of the sink
     :param as_of: the newest version of the upstream when the plan was created. Its outcome has the columns
     :param outcome: sha256 of the outcome of ``as_of``
     :param versions: the versions with rows, in ascending order
@@ -51,16 +47,15 @@ class UpstreamPin:
 
     @property
     def files(self) -> list[DataFile]:
-        """All planned files, in the order of their versions."""
+        """In the order of their versions."""
         return [file for version in self.versions for file in version.files]
 
 
 def read_pins(pins: Json, *, log: str, sink: str | None) -> tuple[UpstreamPin, ...]:
     """
-    Decode the pins of a plan. A plan has one, or none if there are no rows.
+    Decode the pins of a plan: one, or none if there are no rows. ``sink=None``: the source reads the only sink.
 
-    :param sink: the sink that the source reads; ``None``: the only one
-    :raises LogDamagedError: the pins have another form, name another sink, or name a file that the commit cannot have written
+    Another form, another sink, or a file that the commit cannot have written is refused (``LogDamagedError``).
     """
     try:
         decoded = tuple(build(UpstreamPin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))

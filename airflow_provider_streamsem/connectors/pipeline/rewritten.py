@@ -18,7 +18,6 @@ class RewrittenBatches:
     """
     The batches of one rewrite. A plan reads all of them or none.
 
-    :param version: the version of the rewrite
     :param commits: the commits that it has rewritten, in ascending order
     :param batches: the batches whose rows these commits held, in ascending order
     :param files: the files with the rows of all these batches
@@ -31,16 +30,12 @@ class RewrittenBatches:
 
     @property
     def pin(self) -> VersionPin:
-        """The pin of all batches, at the first of them."""
+        """At the first of all batches."""
         return VersionPin(self.batches[0], self.version, self.files)
 
 
 def rewritten_batches(upstream: UpstreamLog, first: int, end: int) -> list[RewrittenBatches]:
-    """
-    Find the rewrites with rows of batches at or above ``first`` that must be read together.
-
-    :param end: as of this version, exclusive
-    """
+    """Find the rewrites, as of version ``end`` (exclusive), with rows of batches at or above ``first`` that must be read together."""
     if end <= 0:
         return []
     newest = upstream.outcome(end - 1, end=end)
@@ -68,10 +63,8 @@ def span(upstream: UpstreamLog, pin: VersionPin) -> tuple[int, int]:
 @dataclass(frozen=True, slots=True)
 class PlannedBatches:
     """
-    The rows of the batches of an earlier plan, as of a version.
+    The rows of the batches of an earlier plan, as of a version (``end``, exclusive).
 
-    :param upstream: the log of the upstream
-    :param end: the version, exclusive
     :param commits: batch → the commit that holds its rows, for each batch that the plan read
     :param rewrites: the rewrites with rows of these batches that must be read together
     :param divided: those of them that also have rows of other batches
@@ -86,7 +79,7 @@ class PlannedBatches:
     former: list[int]
 
     def with_rows(self) -> dict[int, int]:
-        """Return batch → commit, for the batches with rows."""
+        """Batch → commit, for the batches with rows."""
         commits = self.commits.items()
         return {at: each for at, each in commits if self.upstream.files(self.upstream.outcome(each, end=self.end))}
 
@@ -103,12 +96,7 @@ class PlannedBatches:
 
 
 def planned_batches(upstream: UpstreamLog, batches: range, skipped: Collection[int], end: int) -> PlannedBatches:
-    """
-    Find the rows of the batches of an earlier plan.
-
-    :param skipped: the batches in it that the plan did not read
-    :param end: as of this version, exclusive
-    """
+    """Find the rows of the batches of an earlier plan, which did not read those in ``skipped``, as of ``end`` (exclusive)."""
     found = upstream.row_commits(batches.start, batches.stop, end).commits
     commits = {batch: commit for batch, commit in found.items() if batch not in skipped}
     rewrites = [each for each in rewritten_batches(upstream, batches.start, end) if commits.keys() & {*each.batches}]
@@ -123,11 +111,7 @@ def planned_batches(upstream: UpstreamLog, batches: range, skipped: Collection[i
 
 
 def aligned_stop(rewrites: Iterable[RewrittenBatches], first: int, stop: int) -> int:
-    """
-    Return an end of a plan that divides no rewrite whose batches all begin at or above ``first``: a lower end if there is one, else the next higher one.
-
-    :param stop: the end by the limits of the source, exclusive
-    """
+    """Return an end that divides no rewrite whose batches all begin at or above ``first``: at most ``stop`` (exclusive), else the next higher one."""
     groups: list[tuple[int, int]] = []  # disjoint spans of batches
     for low, high in sorted((each.batches[0], each.batches[-1]) for each in rewrites):
         if groups and low <= groups[-1][1]:
@@ -143,12 +127,7 @@ def aligned_stop(rewrites: Iterable[RewrittenBatches], first: int, stop: int) ->
 def pinned(
     upstream: UpstreamLog, rewrites: Sequence[RewrittenBatches], commits: dict[int, int], end: int
 ) -> list[VersionPin]:
-    """
-    Return the pins of batches with rows, in ascending order: one for each rewrite, and one for each other batch.
-
-    :param commits: batch → the commit that holds its rows
-    :param rewrites: those whose batches are all in ``commits``
-    """
+    """Return the pins of batches (batch → its commit) with rows, ascending: one for each rewrite, whose batches are all given, and each other batch."""
     together = {batch for each in rewrites for batch in each.batches}
     alone = {batch: commit for batch, commit in commits.items() if batch not in together}
     pins = [*upstream.pinned(alone, end), *(each.pin for each in rewrites if each.files)]

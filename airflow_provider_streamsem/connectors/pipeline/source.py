@@ -261,7 +261,7 @@ class PipelineSource(Source):
             return _pins(read.upstream, versions, read.end)
 
     def _planned(self, ranges: Ranges, gaps: Gaps) -> PlannedBatches:
-        """Find the rows of planned versions, as of now."""
+        """As of now."""
         opened, _ = self._opened()
         if opened.partition not in ranges:
             raise opened.recreated_error(ranges)
@@ -292,20 +292,13 @@ class PipelineSource(Source):
 
 @dataclass(slots=True)
 class UpstreamRecords(ParsedRecords):
-    """
-    The rows of planned files. The upstream's log stores their number.
-
-    :param rows: number of rows
-    :param log: URL of the upstream's log
-    :param groups: the group of the rows of each Spark partition; see :class:`airflow_provider_streamsem.connectors.order.LoadedInGroups`
-    """
+    """The rows of planned files. The upstream's log stores their number. ``groups``: that of the rows of each Spark partition."""
 
     rows: int = 0
     log: str = ""
     groups: Sequence[int] = ()
 
     def check_read(self, read: int) -> None:
-        """Compare with the number in the upstream's log."""
         if read != self.rows:
             summary = "the engine read another number of rows than the upstream's log records"
             raise DataError(summary, upstream=self.log, read=read, recorded=self.rows).advising(
@@ -334,7 +327,7 @@ class PipelinePlanner(Planner):
         return self._opened
 
     def poll(self, hint: Json) -> SourceEnd:
-        """Return the first version of the upstream that is not closed."""
+        """The first version of the upstream that is not closed."""
         with naming_upstream(self._source.log):
             return NewestEnd({self._upstream().partition: self._upstream().end()})
 
@@ -443,12 +436,7 @@ class PipelinePlanner(Planner):
 
 
 def within(first: int, stop: int, limits: Limits, files_of: Callable[[int], Sequence[DataFile]]) -> int:
-    """
-    Return where a batch that begins with version ``first`` ends, exclusive: as many versions as the limits allow, and at least one with files.
-
-    :param stop: the end without limits
-    :param files_of: returns the files of a version
-    """
+    """Return where a batch that begins with ``first`` ends, exclusive: at most ``stop``, as the limits allow, and with at least one version with files."""
     maxima = (limits.max_files, limits.max_bytes, limits.max_rows)
     total = (0, 0, 0)
     for version in range(first, stop) if any(limit is not None for limit in maxima) else ():
@@ -461,18 +449,18 @@ def within(first: int, stop: int, limits: Limits, files_of: Callable[[int], Sequ
 
 
 def _own_files(upstream: UpstreamLog, outcome: Outcome) -> Sequence[DataFile]:
-    """Return the files of a batch; none for a reprocessing run, whose rows are those of the batch that it replaces."""
+    """None for a reprocessing run, whose rows are those of the batch that it replaces."""
     return () if outcome.replaces is not None else upstream.files(outcome)
 
 
 def _commits(pins: Sequence[VersionPin], rewrites: Sequence[RewrittenBatches]) -> list[int]:
-    """Return the commits that hold the rows of pins. A pin of a rewrite has the rows of several commits."""
+    """A pin of a rewrite has the rows of several commits."""
     rewritten = {each.version: each.commits for each in rewrites}
     return [commit for pin in pins for commit in rewritten.get(pin.commit, (pin.commit,))]
 
 
 def _lost(rewrites: Sequence[RewrittenBatches], batches: range, on_data_loss: str) -> list[int]:
-    """Return the unread batches whose rows cannot be read without rows that were read before."""
+    """Unread batches whose rows cannot be read without rows that were read before."""
     lost = [batch for each in rewrites for batch in each.batches if batch in batches]
     if lost and on_data_loss == "fail":
         summary = "unread upstream versions were compacted together with versions that were read, and have expired, so their rows cannot be read separately"
@@ -553,7 +541,7 @@ def _pins(upstream: UpstreamLog, versions: Sequence[VersionPin], end: int) -> li
 
 
 def _without_details(file: DataFile) -> DataFile:
-    """Return a file without partition values and statistics, which its reader does not need."""
+    """Its reader needs no partition values and no statistics."""
     return replace(file, partition={}, stats="")
 
 

@@ -40,12 +40,7 @@ _NONE = "nothing was read or written"
 
 @dataclass(frozen=True, slots=True)
 class RecordedGuarantee:
-    """
-    The guarantee of the upstream for one sink, as a spec in its log records it.
-
-    :param label: such as ``exactly_once``
-    :param conditions: the condition of the label; ``""`` if it is unconditional
-    """
+    """The guarantee (such as ``exactly_once``) and its condition, ``""`` if it is unconditional, as a spec in the upstream's log records them."""
 
     label: str
     conditions: str
@@ -54,9 +49,8 @@ class RecordedGuarantee:
 @dataclass(frozen=True, slots=True)
 class RowCommits:
     """
-    The commits that hold the rows of batches, as of a version.
+    The commits that hold the rows of batches, as of a version: batch → commit.
 
-    :param commits: batch → the commit that holds its rows
     :param corrected: earlier batches whose rows a reprocessing run has replaced
     :param rolled_back: earlier batches whose rows a rollback has removed. The upstream reads their records again
     """
@@ -71,10 +65,6 @@ class UpstreamLog:
     """
     The log of the upstream, opened for one sink. It caches the outcomes that it has read, which never change (I1).
 
-    :param log: the commit log
-    :param record: the log's ``pipeline.json``
-    :param sink: name of the sink
-    :param dataset: the files sink
     :param removed_at: the newest alter that has replaced the dataset, or -1
     """
 
@@ -94,23 +84,18 @@ class UpstreamLog:
         return f"{self.record.pipeline_uuid}/{self.sink}"
 
     def check_owner(self) -> None:
-        """
-        Check that the ownership marker of the dataset names the upstream (R7).
-
-        :raises ConflictError: the dataset belongs to another log
-        :raises LogDamagedError: the marker is missing
-        """
+        """The ownership marker of the dataset must name the upstream (R7)."""
         claim_dataset(self.sink, self.dataset, self.log, self.record, url=self.log.store.url, new=False)
 
     def recreated_error(self, committed: Iterable[str]) -> SourceChangedError:
-        """Return the error for committed offsets or pins of another pipeline or sink, whose partitions are given."""
+        """For committed offsets or pins of another pipeline or sink, whose partitions are given."""
         summary = "this pipeline has read another upstream or another sink: the upstream was recreated, or `log` or `sink` was changed; nothing was written"
         return SourceChangedError(summary, committed=sorted(committed), found=self.partition).advising(
             "restore `log` and `sink`, or give this pipeline a new log and new datasets to read the other upstream from its beginning."
         )
 
     def rewritten_error(self, version: int) -> SourceChangedError:
-        """Return the error for a log that no longer has a version that was read, or has another one."""
+        """For a log that no longer has a version that was read, or has another one."""
         summary = "the upstream's log lacks a version that this pipeline has read, or has another one: an older copy of it was restored; nothing was written"
         return SourceChangedError(summary, version=version).advising(
             "restore the newest copy of the upstream's log. If it is lost, give this pipeline a new log and new datasets, and read the upstream from its "
@@ -118,24 +103,19 @@ class UpstreamLog:
         )
 
     def end(self, *, confirmed: bool = False) -> int:
-        """
-        Return the first version that is not closed.
-
-        :param confirmed: whether to read the keys of later versions, because a listing may lag (W8)
-        """
+        """The first version that is not closed. With ``confirmed``, reads the keys of later versions, because a listing may lag (W8)."""
         head = self.log.find_head()
         return (self.log.confirm_head(head) if confirmed else head).closed + 1
 
     def closed_before(self, at_ms: int, end: int) -> int:
-        """Return the first of the versions ``[0, end)`` that was closed at or after ``at_ms``, or ``end``. Assumes that later versions have later times."""
+        """The first of the versions ``[0, end)`` that was closed at or after ``at_ms``, or ``end``. Assumes that later versions have later times."""
         return bisect_left(range(end), at_ms, key=lambda version: self.outcome(version, end=version + 1).decided_at_ms)
 
     def path(self, file: DataFile) -> str:
-        """Return the absolute path or URL of a file."""
         return f"{normalised(self._dataset_of(file).location)}/{file.key}"
 
     def _dataset_of(self, file: DataFile) -> FilesSink:
-        """Return the dataset with the file: that of the sink, or the former dataset if an alter has replaced it since the file was written."""
+        """The dataset of the sink, or the former one if an alter has replaced it since the file was written."""
         attempt = keys.attempt_of_data(file.key)
         version = self.removed_at if attempt is None else attempt[0]  # every file of an attempt has such a key
         if version > self.removed_at:
@@ -150,18 +130,14 @@ class UpstreamLog:
         return self._former[version]
 
     def pinned(self, commits: Mapping[int, int], end: int) -> list[VersionPin]:
-        """
-        Return the pins of batches with rows, in ascending order.
-
-        :param commits: batch → the commit that holds its rows
-        """
+        """Return the pins of batches (batch → its commit) with rows, in ascending order."""
         batches = (
             (batch, commit, self.files(self.outcome(commit, end=end))) for batch, commit in sorted(commits.items())
         )
         return [VersionPin(batch, commit, files) for batch, commit, files in batches if files]
 
     def find_outcome(self, version: int) -> tuple[Outcome, str] | None:
-        """Return the outcome of a version and the sha256 of its bytes; ``None`` if the version is not closed."""
+        """The outcome and the sha256 of its bytes; ``None`` if the version is not closed."""
         if version not in self._outcomes:
             outcome = self.log.outcome_and_sha256(version)
             if outcome is None:
@@ -170,15 +146,10 @@ class UpstreamLog:
         return self._outcomes[version]
 
     def outcome(self, version: int, *, end: int) -> Outcome:
-        """Return the outcome of a closed version, as :meth:`outcome_and_sha` does."""
         return self.outcome_and_sha(version, end=end)[0]
 
     def outcome_and_sha(self, version: int, *, end: int) -> tuple[Outcome, str]:
-        """
-        Return the outcome of a closed version and the sha256 of its bytes. Requests the next outcomes too, because callers read them in order.
-
-        :param end: the first version that is not needed
-        """
+        """Requests the next outcomes too, up to ``end`` (exclusive), because callers read them in order."""
         if version not in self._outcomes:
             ahead = [v for v in range(version, min(version + THREADS, end)) if v not in self._outcomes]
             for at, outcome in zip(ahead, in_threads(self.log.outcome_and_sha256, ahead), strict=True):
@@ -189,20 +160,15 @@ class UpstreamLog:
         return self._outcomes[version]
 
     def forget(self, before: int) -> None:
-        """Remove outcomes of versions below ``before`` from the cache."""
         self._outcomes = {version: outcome for version, outcome in self._outcomes.items() if version >= before}
 
     def files(self, outcome: Outcome) -> tuple[DataFile, ...]:
-        """Return the files with rows that an outcome makes visible in the sink. An abort makes none visible."""
+        """The files with rows that an outcome makes visible in the sink; none for an abort."""
         committable = outcome.sinks.get(self.sink) if outcome.committed else None
         return () if committable is None else tuple(file for file in committable.files if file.rows)
 
     def row_commits(self, first: int, stop: int, end: int) -> RowCommits:
-        """
-        Find the commits that hold the rows of the batches ``[first, stop)``, and the corrections of batches below ``first``.
-
-        :param end: as of this version, exclusive
-        """
+        """Find the commits of the rows of the batches ``[first, stop)``, and the corrections of batches below ``first``, as of ``end`` (exclusive)."""
         batches: dict[int, int] = {}  # commit → the batch whose rows it holds
         kept = self.log.remaining_versions(self.outcome(end - 1, end=end)) if end else []
         corrected: set[int] = set()
@@ -230,12 +196,7 @@ class UpstreamLog:
         )
 
     def batches_in_former_dataset(self, commits: Mapping[int, int], end: int) -> list[int]:
-        """
-        Return the batches whose rows are in the former dataset, because an alter of the upstream has replaced it since (W36), in ascending order.
-
-        :param commits: batch → the commit that holds its rows
-        :param end: as of this version, exclusive
-        """
+        """The batches (batch → its commit), ascending, whose rows are in the former dataset, because an alter has replaced it since (W36)."""
         removed_at = self.log.removed_at(self.sink, self.outcome(end - 1, end=end)) if commits else -1
         return [
             batch
@@ -244,7 +205,6 @@ class UpstreamLog:
         ]
 
     def former_error(self, batches: list[int]) -> SourceChangedError:
-        """Return the error for batches whose rows are in the former dataset."""
         return SourceChangedError(
             "an alter of the upstream replaced the dataset of this sink, and the rows of these versions are only in the former dataset; nothing was written",
             sink=self.sink,
@@ -277,13 +237,7 @@ class UpstreamLog:
         return self._replaced[index]
 
     def guarantee(self, spec: str) -> RecordedGuarantee:
-        """
-        Return the guarantee that a spec of the upstream records for the sink.
-
-        :param spec: sha256 of the spec
-        :raises InvalidError: an earlier release wrote the spec, which records no guarantee
-        :raises LogDamagedError: the spec is not valid
-        """
+        """A spec (by its sha256) of an earlier release records no guarantee, and is refused (``InvalidError``)."""
         if spec not in self._guarantees:
             recorded = stored_spec(self.log.read_spec(spec)).get("guarantee")
             if recorded is None:
@@ -297,7 +251,7 @@ class UpstreamLog:
         return self._guarantees[spec]
 
     def are_missing_or_resized(self, files: Sequence[DataFile]) -> list[bool]:
-        """Return for each file whether it is missing or has another size or ETag. Sends one request per file, and reads no content."""
+        """Sends one request per file, and reads no content."""
 
         def is_changed(file: DataFile) -> bool:
             stat = open_dataset(self._dataset_of(file).location).stat(file.key)
@@ -309,7 +263,7 @@ class UpstreamLog:
             return in_threads(is_changed, files)
 
     def have_changed(self, files: Sequence[DataFile]) -> list[bool]:
-        """Return for each file whether it is missing or has another size or checksum. On local disk this reads the file, or the footer of a Parquet file."""
+        """On local disk this reads the file, or the footer of a Parquet file."""
 
         def is_changed(file: DataFile) -> bool:
             dataset = self._dataset_of(file)
@@ -320,15 +274,7 @@ class UpstreamLog:
 
 
 def open_upstream(log: CommitLog, sink: str | None) -> tuple[UpstreamLog, Head]:
-    """
-    Open the log of an upstream pipeline, and check that it owns the dataset of the sink.
-
-    :param sink: name of a files sink; ``None``: the only sink of the upstream
-    :returns: the log and its head, as a listing shows it
-    :raises UnavailableError: there is no log at this location, or it has no version
-    :raises InvalidError: there is no such sink, or its rows are not in the log
-    :raises ConflictError: the log was moved, or the dataset belongs to another log
-    """
+    """Open the log of an upstream (``sink=None``: its only sink), check that it owns the dataset, and return its head too, as a listing shows it."""
     record = log.read_pipeline()
     head = log.find_head() if record is not None else None
     if record is None or head is None or head.spec is None:

@@ -31,12 +31,7 @@ _LONG = 2**63 - 1
 
 @dataclass(frozen=True, slots=True)
 class RatePin:
-    """
-    A planned range of records.
-
-    :param start: first record, inclusive
-    :param end: end of the range, exclusive
-    """
+    """A planned range ``[start, end)`` of records."""
 
     start: int
     end: int
@@ -141,7 +136,7 @@ class RateSource(Source):
         return ParsedRecords(reduce(lambda frame, other: frame.union(other), frames))
 
     def _records(self, spark: SparkSession, start: int, end: int) -> DataFrame:
-        """Return the records of one range. Spark writes no empty file for it, as it would for a union with an empty DataFrame."""
+        """Spark writes no empty file for the frame, as it would for a union with an empty DataFrame."""
         from pyspark.sql import functions as F
 
         value, rate = F.col("id"), self.rows_per_second

@@ -165,7 +165,7 @@ class ReplayPlanner(FilesPlanner):
         return ListedEnd({PARTITION: arrived}, {file.path: (file.bytes, file.identity) for file in listed})
 
     def _listed(self) -> list[FoundFile]:
-        """List the files. Without modification times, the log numbers them in the order of their paths."""
+        """Without modification times, the log numbers the files in the order of their paths."""
         return [replace(file, mtime_ns=0) for file in self._source.listing(self._clock.now_ms())]
 
     def _refuse_other_files(self, listed: Sequence[FoundFile]) -> None:
@@ -180,7 +180,7 @@ class ReplayPlanner(FilesPlanner):
             )
 
     def lag(self, start: Offsets, hint: Json) -> int:
-        """Return the number of files from ``start`` (inclusive) that have arrived. Lists the path only before the first run."""
+        """Files from ``start`` (inclusive) that have arrived. Lists the path only before the first run."""
         return self.unread_before(start, self._clock.now_ms() + 1)
 
     def unread_before(self, start: Offsets, at_ms: int) -> int:
