@@ -28,7 +28,7 @@ _COUNTS = ("done", "refused", "unknown", "skipped")
 
 @dataclass(frozen=True, slots=True)
 class _Call:
-    """One call of a chunk. ``index`` is the position of its first row in the chunk, and ``position`` its position in the version; both start at 0."""
+    """``index`` is the position of the call's first row in the chunk, ``position`` that in the version; both start at 0."""
 
     index: int
     position: int
@@ -39,7 +39,7 @@ class _Call:
 
 @dataclass(frozen=True, slots=True)
 class _Round:
-    """One round of a chunk. It performs the last ``rows`` records of the chunk, which the previous rounds have not performed."""
+    """Performs the last ``rows`` records of the chunk, which the previous rounds have not performed."""
 
     chunk: int
     number: int
@@ -96,12 +96,7 @@ class Publisher:
         self._results: list[str] = []
 
     def publish(self) -> Receipt:
-        """
-        Make the calls whose result no publisher has recorded, and return the receipt.
-
-        :raises UnavailableError: the endpoint did not report the result of a request or limits the rate of calls, or another publisher has claimed a round
-        :raises PublishError: the endpoint refuses a call
-        """
+        """Make the calls whose result no publisher has recorded, and return the receipt."""
         sink = self._sink
         with Endpoint(sink.address(), sink.method, sink.timeout_s, self._clock) as endpoint:
             return self._run_rounds(lambda at: self._performed(endpoint, at))
@@ -222,7 +217,7 @@ class Publisher:
         )
 
     def _refusal(self, at: _Round, call: _Call, result: CallResult) -> StreamsemError | None:
-        """Return the error that ends the round before this call, so that the next round begins with this call; ``None`` if the round continues."""
+        """The error ends the round before this call, so that the next round begins with it. ``None``: the round continues."""
         where = {**self._where(at), "record": call.index, "status": result.status}
         if result.kind == "caller_rejected":
             return PublishError(
@@ -308,7 +303,7 @@ class Publisher:
 
 
 def _regrouped(batches: Iterator[Any], rows: int) -> Iterator[list[Any]]:
-    """Regroup record batches. Yields lists of record batches with ``rows`` rows in total. The last list has the remaining rows."""
+    """Yield lists of record batches with ``rows`` rows in total; the last list has the remaining rows."""
     group: list[Any] = []
     missing_rows = rows
     for batch in batches:

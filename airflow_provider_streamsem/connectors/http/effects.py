@@ -26,21 +26,19 @@ class EffectLedger:
         return self._log.claim(proposed)
 
     def known(self, chunk: int, round: int) -> Effects | None:
-        """Return the recorded result of one round of a chunk; ``None`` if no publisher has recorded it."""
+        """``None`` if no publisher has recorded the result of the round."""
         return self._log.effects(self._batch.version, self._batch.sink, chunk, round)
 
     def record(
         self, chunk: int, round: int, *, done: int, refused: int = 0, unknown: int = 0, skipped: int = 0, left: int = 0
     ) -> Effects:
         """
-        Record the result of one round of a chunk, after its last effect. All counts are records.
+        Record the result of one round of a chunk, after its last effect. All counts are records. Returns the stored result, perhaps of another publisher.
 
-        :param done: effects that were acknowledged
-        :param refused: effects that will never be performed, because the other system refused them
+        :param refused: effects that the other system will never perform
         :param unknown: effects that may have been performed
         :param skipped: effects that an operator skipped
         :param left: records at the end of the chunk that no call of this round performed
-        :returns: the stored result, which may be that of another publisher
         """
         effects = Effects(
             version=self._batch.version,

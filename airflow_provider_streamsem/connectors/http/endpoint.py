@@ -84,12 +84,7 @@ class Address:
 
 
 def address(airflow_connection: Connection, endpoint: str) -> Address:
-    """
-    Return the address of an Airflow connection of type ``http``, as Airflow's HTTP provider interprets it.
-
-    :param endpoint: path below the host of the connection; ``""``: the host itself
-    :raises InvalidError: the connection has no valid host, or a header that cannot be sent
-    """
+    """Return the address of an Airflow connection of type ``http``, as Airflow's HTTP provider interprets it. ``endpoint`` is below its host."""
     base = http_url(airflow_connection)
     headers = {
         name: value for name, value in airflow_connection.extra.items() if name not in (*_SETTINGS, *_WITHOUT_EFFECT)
@@ -114,10 +109,8 @@ class Endpoint:
     """
     Makes calls to one address. Each call is sent once, without retries or redirects.
 
-    :param at: the address
-    :param method: ``POST``, ``PUT`` or ``PATCH``
-    :param timeout_s: timeout of the connection, and then of the response, in seconds
-    :param clock: returns the current time, with which a ``Retry-After`` date is compared if the response has no ``Date`` header
+    :param timeout_s: timeout of the connection, and then of the response
+    :param clock: the time for a ``Retry-After`` date if the response has no ``Date`` header
     """
 
     def __init__(self, at: Address, method: str, timeout_s: int, clock: Clock) -> None:
@@ -135,19 +128,13 @@ class Endpoint:
         self._settings = self._session.merge_environment_settings(at.url, at.proxies or {}, None, at.verify, at.cert)
 
     def __enter__(self) -> Endpoint:
-        """Return the endpoint itself."""
         return self
 
     def __exit__(self, *exc: object) -> None:
-        """Close the connections."""
         self._session.close()
 
     def reach(self) -> None:
-        """
-        Check that the endpoint accepts TCP connections. Sends no call. With a proxy, checks nothing.
-
-        :raises UnavailableError: the endpoint accepts no connection. No call was made
-        """
+        """Check that the endpoint accepts TCP connections. Sends no call. With a proxy, checks nothing."""
         import socket
 
         from requests.utils import select_proxy
@@ -201,12 +188,9 @@ class Endpoint:
 
 def retry_after_s(headers: Mapping[str, str], now_ms: int) -> float | None:
     """
-    Parse ``Retry-After``, which is a number of seconds or an HTTP date.
+    Return the seconds in ``Retry-After``, a number or an HTTP date; ``None`` if it is missing or invalid.
 
-    A date is compared with the ``Date`` header of the response, so that the clocks of client and server need not agree.
-
-    :param now_ms: the current time in milliseconds UTC, used if the response has no ``Date``
-    :returns: seconds to wait; ``None`` if the header is missing or invalid
+    A date is compared with the ``Date`` header of the response, if it has one, so that the clocks of client and server need not agree.
     """
     text = headers.get("Retry-After", "").strip()
     if re.fullmatch(r"[0-9]{1,9}", text):

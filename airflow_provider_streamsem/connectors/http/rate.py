@@ -38,7 +38,6 @@ class Pace:
         return max(0.0, min(self._wait_ms, self._wait_ms - (self._clock.now_ms() - self._from_ms))) / 1000
 
     def wait(self) -> None:
-        """Wait until the next call may be made."""
         if self.wait_s:
             self._clock.sleep(self.wait_s)
         self._allow_after(0.0)
@@ -51,13 +50,7 @@ class Pace:
         self._allow_after(min(1 / self._rate, LONGEST_BACKOFF_S))
 
     def backoff_s(self, retry_after_s: float | None) -> float:
-        """
-        Return the seconds to wait after a deferral: the larger of ``retry_after_s`` and the exponential backoff.
-
-        The backoff doubles each time the endpoint defers the same call again, up to 30 seconds.
-
-        :param retry_after_s: seconds that the endpoint asked for; ``None``: it asked for none
-        """
+        """Return the seconds to wait: ``retry_after_s``, or the backoff if it is longer. It doubles each time the same call is deferred, up to 30 seconds."""
         return max(retry_after_s or 0.0, min(FIRST_BACKOFF_S * 2.0 ** min(self._deferrals, 6), LONGEST_BACKOFF_S))
 
     def record_deferral(self, wait_s: float) -> None:

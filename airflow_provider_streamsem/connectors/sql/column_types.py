@@ -25,12 +25,7 @@ _MYSQL_INTEGERS = {
 
 @dataclass(frozen=True, slots=True)
 class ReadColumn:
-    """
-    A column to read.
-
-    :param type: its type as Spark DDL
-    :param cast: the SQL type to which the database casts its values before it sends them; ``None``: no cast
-    """
+    """A column to read, of a type in Spark DDL. ``cast`` is the SQL type to which the database casts its values before it sends them."""
 
     name: str
     type: str
@@ -38,13 +33,7 @@ class ReadColumn:
 
 
 def read_columns(target: Target, names: Sequence[str], as_text: Sequence[str] = ()) -> list[ReadColumn]:
-    """
-    Return the columns to read, in the order of the table.
-
-    :param names: names of the columns; empty: all columns
-    :param as_text: names of columns that the database casts to text
-    :raises DataError: the table lacks a column, a type is not supported, a cast would change values, or two names differ only in case
-    """
+    """Return the columns (no names: all) in the order of the table. The database casts those in ``as_text`` to text, unless this would change values."""
     missing = sorted({*names, *as_text} - {*target.columns})
     if missing:
         raise DataError(
@@ -77,7 +66,7 @@ def read_columns(target: Target, names: Sequence[str], as_text: Sequence[str] = 
 
 
 def _text(name: str, dialect: str) -> ReadColumn:
-    """Return a column that is read as text. Values of SQLite have types of their own, and the reader formats them."""
+    """Values of SQLite have types of their own, and the reader formats them."""
     import sqlalchemy as sa
 
     casts = {"sqlite": None, "mysql": sa.CHAR(), "mariadb": sa.CHAR()}
@@ -85,7 +74,7 @@ def _text(name: str, dialect: str) -> ReadColumn:
 
 
 def _is_changed_by_cast(kind: Any, dialect: str) -> bool:
-    """Return whether a cast to text changes values: MySQL reads bytes as characters, and rounds ``FLOAT`` to 6 digits."""
+    """MySQL reads bytes as characters, and rounds ``FLOAT`` to 6 digits."""
     return dialect in _MYSQL and (_is_binary(kind, dialect) or type(kind).__name__ == "FLOAT")
 
 
@@ -148,7 +137,7 @@ def _numeric(name: str, kind: Any, dialect: str) -> ReadColumn:
 
 
 def _of_sqlite(name: str, kind: Any) -> ReadColumn:
-    """Return the column of a SQLite table. SQLite stores dates and times as text, and decimals as floating-point numbers or integers."""
+    """SQLite stores dates and times as text, and decimals as floating-point numbers or integers."""
     import sqlalchemy as sa
 
     if isinstance(kind, sa.Boolean):

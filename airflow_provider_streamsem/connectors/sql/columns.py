@@ -47,11 +47,8 @@ class Target:
     """
     The description of a table in the database's catalog.
 
-    :param schema: ``None`` if the database has no default schema
-    :param dialect: name of SQLAlchemy's dialect, such as ``postgresql``
     :param columns: name → column in the form of SQLAlchemy's inspector
     :param uniques: sets of columns that are unique over their whole values, by the primary key, a unique constraint or a unique index without a predicate
-    :param primary: columns of the primary key
     :param prefix_indexes: sets of columns of MySQL's unique indexes that compare only prefixes of values, or a computed value
     :param max_packet_bytes: MySQL's ``max_allowed_packet``, in bytes; ``None`` for other databases
     """
@@ -67,28 +64,22 @@ class Target:
 
     @property
     def digest(self) -> str:
-        """Return a hash of the names, types and nullability of the columns. It changes if a column changes."""
+        """Changes if the name, type or nullability of a column changes."""
         columns = sorted((name, repr(column["type"]), self.never_null(name)) for name, column in self.columns.items())
         return hashlib.sha256(repr(columns).encode()).hexdigest()[:16]
 
     def never_null(self, name: str) -> bool:
-        """Return whether a column is ``NOT NULL``."""
         return not self.columns[name]["nullable"] or name in self.primary
 
     def _bound(self, name: str) -> Any:
-        """Return the type with which SQLAlchemy binds values of a column. In JSON columns, null is bound as SQL NULL, and not as the JSON value ``null``."""
+        """In JSON columns, null is bound as SQL NULL, and not as the JSON value ``null``."""
         import sqlalchemy as sa
 
         kind = self.columns[name]["type"] if name in self.columns else None
         return sa.JSON(none_as_null=True) if isinstance(kind, sa.JSON) else kind
 
     def table(self, names: Sequence[str]) -> sa.Table:
-        """
-        Return SQLAlchemy's table object with some of the columns. All names are quoted.
-
-        The key of the n-th column is ``c<n>``. SQLAlchemy derives parameter names from the keys. From the names ``unit price`` and ``unit_price`` it would
-        derive the same parameter name.
-        """
+        """The key of the n-th column is ``c<n>``: SQLAlchemy would derive the same parameter name from the keys ``unit price`` and ``unit_price``."""
         import sqlalchemy as sa
 
         return sa.Table(
@@ -143,7 +134,7 @@ def describe(connection: sa.Connection, table: str) -> Target | None:
 def _mysql_uniques(
     connection: sa.Connection, schema: str | None, name: str
 ) -> tuple[set[frozenset[str]], set[frozenset[str]]]:
-    """Return the column sets of unique indexes over whole values, and of others. SQLAlchemy reports no prefix lengths of a primary key."""
+    """Unique indexes over whole values, and others. SQLAlchemy reports no prefix lengths of a primary key."""
     import sqlalchemy as sa
 
     query = sa.text(
@@ -188,14 +179,12 @@ def fields_of(schema: str) -> list[dict[str, Any]]:
 
 def check(target: Target, schema: str, *, keys: Collection[str], version_column: str | None) -> None:
     """
-    Check that the table has every column of the rows, with a type that can hold its values.
+    Refuse rows (Spark schema JSON) unless the table has every column of them, with a type that can hold its values.
 
     Columns that the rows lack must be nullable in the table or have a generated or default value. The keys must be unique in the table.
 
-    :param schema: columns of the rows, as schema JSON in Spark's form
     :param keys: the key columns in mode ``upsert``; empty in other modes
     :param version_column: the version column in mode ``replace_version``; ``None`` in other modes
-    :raises DataError: names every column that does not fit. Nothing became visible
     """
     kinds = {field["name"]: field["type"] for field in fields_of(schema)}
     wrong: dict[str, str] = {}
@@ -253,11 +242,7 @@ def _check_keys(target: Target, keys: Collection[str]) -> None:
 
 
 def check_engine(connection: sa.Connection, *tables: str) -> None:
-    """
-    Check that tables of MySQL are transactional.
-
-    :raises DataError: a table has another engine than InnoDB. It would keep rows of a transaction that was rolled back. Nothing became visible
-    """
+    """Refuse tables of MySQL with another engine than InnoDB: they would keep rows of a transaction that was rolled back."""
     import sqlalchemy as sa
 
     for table in tables:
@@ -272,13 +257,7 @@ def check_engine(connection: sa.Connection, *tables: str) -> None:
 
 
 def columns_with_nulls(parquet: Any) -> str:
-    """
-    Return the names of the columns with nulls, according to the footer of a Parquet file, as a JSON list; ``""`` if there are none.
-
-    Nested columns are skipped.
-
-    :param parquet: pyarrow's metadata of the file
-    """
+    """Return the top-level columns with nulls, according to the footer of a Parquet file, as a JSON list; ``""`` if there are none."""
     with_nulls = set()
     for group in range(parquet.num_row_groups):
         for at in range(parquet.num_columns):
@@ -295,11 +274,7 @@ def columns_with_nulls(parquet: Any) -> str:
 
 
 def refuse_nulls(target: Target, names: Collection[str]) -> None:
-    """
-    Check that columns with nulls are nullable in the table.
-
-    :raises DataError: a column is ``NOT NULL``
-    """
+    """Refuse columns with nulls that are ``NOT NULL`` in the table."""
     wrong = sorted(name for name in names if name in target.columns and target.never_null(name))
     if wrong:
         raise DataError(
@@ -316,7 +291,7 @@ def _may_be_left_out(target: Target, name: str) -> bool:
 
 
 def _fits(kind: Any, into: Any, dialect: str) -> bool:
-    """Return whether a column can hold every value of a Spark type, apart from lengths of text and ranges of dates (see ``values.py``)."""
+    """Apart from lengths of text and ranges of dates (see ``values.py``)."""
     import sqlalchemy as sa
 
     is_postgres = dialect == "postgresql"

@@ -35,7 +35,6 @@ class CursorColumn:
     """
     A column of the cursor.
 
-    :param is_time: whether its values are times, instead of integers
     :param zoned: whether the database stores its times in UTC, and not as local times
     :param unit: resolution of its times, in microseconds; 1 for integers
     :param nullable: whether the catalog permits nulls
@@ -51,11 +50,9 @@ class CursorColumn:
 @dataclass(frozen=True, slots=True)
 class Cursor:
     """
-    The cursor of a table: one column, or a pair.
+    The cursor of a table: one column, or a pair. ``utc_offset`` is that of the times in columns without a time zone.
 
     :param table: SQLAlchemy's table, whose columns are those of the cursor, in order
-    :param columns: descriptions of these columns
-    :param utc_offset: UTC offset of the times in columns without a time zone
     :param may_hold_text: whether integer columns can also contain other types, as in SQLite, where texts are greater than all integers
     """
 
@@ -66,7 +63,7 @@ class Cursor:
 
     @property
     def is_time(self) -> bool:
-        """Whether the offsets are times: the first column has times."""
+        """Whether the first column has times."""
         return self.columns[0].is_time
 
     @property
@@ -75,7 +72,6 @@ class Cursor:
         return 1 if len(self.columns) == 1 else PAIR
 
     def offset_of(self, values: Sequence[Any]) -> int:
-        """Return the offset of the values of a row."""
         offset = 0
         for column, value in zip(self.columns, values, strict=True):
             offset = offset * PAIR + self._number(column, value)
@@ -89,7 +85,7 @@ class Cursor:
         return self.instant_us(at - self.utc_offset if is_local else at)
 
     def values_of(self, offset: int) -> tuple[Any, ...]:
-        """Return the values with an offset, in the form that the database's driver accepts."""
+        """In the form that the database's driver accepts."""
         *first, last = (offset,) if len(self.columns) == 1 else divmod(offset, PAIR)
         return tuple(self._value(column, number) for column, number in zip(self.columns, (*first, last), strict=True))
 
@@ -102,16 +98,15 @@ class Cursor:
         return (at if column.zoned else at + self.utc_offset).replace(tzinfo=None)
 
     def instant_us(self, at: datetime) -> int:
-        """Return an instant in microseconds since the epoch. A time without a zone is in UTC."""
+        """Microseconds since the epoch. A time without a zone is in UTC."""
         return (at.replace(tzinfo=at.tzinfo or timezone.utc) - _EPOCH) // _US
 
     def at_instant(self, at_us: int) -> int:
-        """Return the offset of the first row with a time at or after an instant, rounded down to the resolution of the column."""
+        """The offset of the first row with a time at or after an instant, rounded down to the resolution of the column."""
         unit = self.columns[0].unit
         return max(0, at_us // unit * unit) * self.step
 
     def from_offset(self, offset: int) -> Any:
-        """Return the SQL condition for rows at or after an offset."""
         import sqlalchemy as sa
 
         first_condition = self._compared(offset, at_or_after=True)
@@ -123,7 +118,6 @@ class Cursor:
         )
 
     def before_offset(self, offset: int) -> Any:
-        """Return the SQL condition for rows before an offset."""
         return self._compared(offset, at_or_after=False)
 
     def _compared(self, offset: int, *, at_or_after: bool) -> Any:
@@ -142,7 +136,7 @@ class Cursor:
         return sa.and_(first <= value, sa.or_(first < value, second))
 
     def unreadable(self) -> Any:
-        """Return the SQL condition for rows without an offset: a null, a negative integer, or a time before 1970 or after 9999."""
+        """Condition for rows without an offset: a null, a negative integer, or a time before 1970 or after 9999."""
         import sqlalchemy as sa
 
         conditions: list[Any] = []
@@ -158,11 +152,7 @@ class Cursor:
 
 
 def cursor_of(target: Target, names: Sequence[str], utc_offset: timedelta) -> Cursor:
-    """
-    Describe the cursor of a table.
-
-    :raises InvalidError: the table lacks a column, or its type cannot be a cursor. Nothing was written
-    """
+    """Refuses a column whose type cannot be that of a cursor."""
     columns = []
     for at, name in enumerate(names):
         catalog_column = target.columns.get(name)

@@ -53,13 +53,7 @@ def name_parts(table: str) -> tuple[str | None, str]:
 
 @contextmanager
 def connected(conn_id: str) -> Iterator[sa.Connection]:
-    """
-    Open a new connection to the database, and close it at the end of the block. An open transaction is then rolled back.
-
-    :raises InvalidError: the Airflow connection does not exist or is of an unsupported type, the driver is not installed, or the file does not exist
-    :raises StoreRefusedError: the database refuses the connection
-    :raises UnavailableError: the database cannot be reached
-    """
+    """Open a new connection for the block, at whose end an open transaction is rolled back."""
     import sqlalchemy as sa
 
     url, options = address(conn_id)
@@ -104,7 +98,7 @@ def server(conn_id: str) -> dict[str, object]:
 
 
 def _login_error(error: Exception, conn_id: str) -> StreamsemError:
-    """Return the error for a failed connection attempt. It quotes the text of the driver, which names hosts and users, but never the password."""
+    """Quotes the text of the driver, which names hosts and users, but never the password."""
     code, reason = refusals.code_of(error), refusals.login_reason(error, address(conn_id)[0].password)
     fields: Json = {**server(conn_id), "problem": f"{type(refusals.driver_error(error)).__name__} {code}".strip()}
     fields |= {"reason": reason} if reason else {}
@@ -118,10 +112,7 @@ def _login_error(error: Exception, conn_id: str) -> StreamsemError:
 
 
 def _set_strict_mode(connection: sa.Connection) -> None:
-    """
-    Without a strict ``sql_mode``, a server may store another value in place of a value that does not fit, without an error. It also generates a number for 0 in
-    an AUTO_INCREMENT column.
-    """
+    """Otherwise a server may store another value in place of one that does not fit, and generates a number for 0 in an AUTO_INCREMENT column."""
     import sqlalchemy as sa
 
     with connection.begin():
@@ -131,11 +122,7 @@ def _set_strict_mode(connection: sa.Connection) -> None:
 
 
 def address(conn_id: str) -> tuple[sa.URL, dict[str, Any]]:
-    """
-    Return SQLAlchemy's URL of the database, with the password, and the arguments of the driver.
-
-    :raises InvalidError: the Airflow connection does not exist or is of an unsupported type
-    """
+    """Return SQLAlchemy's URL of the database, with the password, and the arguments of the driver."""
     import sqlalchemy as sa
 
     airflow_connection = connections.connection(conn_id)
@@ -189,11 +176,7 @@ def lineage_name(conn_id: str, table: str) -> tuple[str, str]:
 
 
 def markers_table(connection: sa.Connection, markers: str) -> sa.Table:
-    """
-    Return SQLAlchemy's table object of the marker table: ``(pipeline_uuid, sink) → (version, state, outcome)``.
-
-    :param markers: name of the marker table: ``table`` or ``schema.table``
-    """
+    """Return SQLAlchemy's object of the marker table (``table`` or ``schema.table``): ``(pipeline_uuid, sink) → (version, state, outcome)``."""
     import sqlalchemy as sa
 
     schema, name = name_parts(markers)
@@ -221,8 +204,6 @@ def create_markers_table(connection: sa.Connection, table: sa.Table) -> None:
     Create the marker table if it is missing.
 
     Publishing rows never calls this function. If the marker table was dropped, a new table would not record which versions were published.
-
-    :raises UnavailableError: the table is missing and could not be created
     """
     import sqlalchemy as sa
 
@@ -261,11 +242,7 @@ def read_marker(connection: sa.Connection, table: sa.Table, pipeline_uuid: str, 
 
 
 def marker_row(name: tuple[str, str], marker: SinkMarker) -> dict[str, object]:
-    """
-    Return the row of a marker: column → value.
-
-    :param name: ``(pipeline_uuid, sink)``
-    """
+    """Return column → value. ``name``: ``(pipeline_uuid, sink)``."""
     values = {"version": marker.version, "state": marker.state, "outcome": marker.outcome}
     return {"pipeline_uuid": name[0], "sink": name[1], **values}
 
@@ -274,12 +251,9 @@ def set_marker(
     connection: sa.Connection, table: sa.Table, name: tuple[str, str], new: SinkMarker, marker: SinkMarker | None
 ) -> bool:
     """
-    Set the marker if it is still the one that was read. The row stays locked until the transaction ends, so a concurrent publisher waits.
+    Set the marker of ``(pipeline_uuid, sink)`` if it is still the one that was read (``None``: there was none). Return whether it was.
 
-    :param name: ``(pipeline_uuid, sink)``
-    :param marker: the marker that was read; ``None`` if there was none
-    :returns: whether the marker was set. ``False`` if another publisher has set it since it was read
-    :raises UnavailableError: another publisher inserted the row concurrently, or the driver does not report row counts
+    The row stays locked until the transaction ends, so a concurrent publisher waits.
     """
     import sqlalchemy as sa
 
@@ -309,12 +283,9 @@ def set_marker(
 
 def translated(error: Exception, **fields: object) -> StreamsemError:
     """
-    Map a database error to an error of this package without row values.
+    Map a database error to one without row values: ``PublishError`` if the same statement would be refused again, else ``UnavailableError``.
 
     The result does not show whether the transaction was applied. Only the marker does.
-
-    :returns: :class:`PublishError` if the database would refuse the same statement again, else :class:`UnavailableError`; ``error`` itself if it is an error
-        of this package
     """
     if isinstance(error, StreamsemError):
         return error

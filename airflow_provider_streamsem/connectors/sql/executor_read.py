@@ -19,13 +19,7 @@ Query = tuple[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """
-    How executors connect.
-
-    :param url: SQLAlchemy's URL
-    :param options: arguments of the driver
-    :param settings: statements to execute first in each transaction
-    """
+    """How executors connect: SQLAlchemy's URL, arguments of the driver, and statements to execute first in each transaction."""
 
     url: Any
     options: dict[str, Any]
@@ -40,9 +34,6 @@ def reader(
 
     Its errors contain no values, statements or addresses. They begin with ``streamsem-read`` and a kind, from which the engine derives its error: ``setup``,
     ``data``, ``refused`` or ``database``.
-
-    :param names: names of the columns
-    :param types: pyarrow type of each column
     """
     url, options, settings = access.url, access.options, access.settings
     to_batch, problem_of, streaming_cursor = _to_batch(list(names), list(types)), _problem_of(), _streaming_cursor()
@@ -124,7 +115,7 @@ def _to_batch(names: list[str], types: list[Any]) -> Callable[[Any], Any]:
 
 
 def _streaming_cursor() -> Callable[[Any], Any]:
-    """Return a function that opens a cursor of a driver's connection. Drivers that would fetch the whole result at once get a server-side cursor."""
+    """Drivers that would fetch the whole result at once get a server-side cursor."""
 
     def streaming_cursor(connection: Any) -> Any:
         from importlib import import_module
@@ -140,7 +131,7 @@ def _streaming_cursor() -> Callable[[Any], Any]:
 
 
 def _unreadable_column() -> Callable[[Any], int | None]:
-    """Return a function that finds the column of a value that psycopg cannot hold in Python; ``None`` for other drivers and errors."""
+    """The function finds the column of a value that psycopg cannot hold in Python; ``None`` for other drivers and errors."""
 
     def unreadable_column(cursor: Any) -> int | None:
         result = getattr(cursor, "pgresult", None)

@@ -43,11 +43,9 @@ _RULE = {
 @dataclass(frozen=True, slots=True)
 class RowsPin:
     """
-    The columns of a table and, if they are pinned, its rows.
+    The columns (name → type in Spark) and, if they are pinned, the rows. ``rows`` is -1 and ``digest`` ``""`` if they are not.
 
-    :param columns: name → type in Spark
-    :param rows: number of rows; -1 if they are not pinned
-    :param digest: a number that changes if a row changes; ``""`` if the rows are not pinned
+    :param digest: a number that changes if a row changes
     """
 
     columns: Mapping[str, str]

@@ -13,11 +13,8 @@ from airflow_provider_streamsem.protocol.entries import Json
 @dataclass(frozen=True, slots=True)
 class JdbcPin:
     """
-    A planned range of the cursor, which one Spark task reads.
+    A planned range ``[start, end)`` of the cursor, which one Spark task reads. ``rows`` is the number of rows when it was planned.
 
-    :param start: first offset, inclusive
-    :param end: end offset, exclusive
-    :param rows: number of rows in the range when it was planned
     :param digest: a number that changes if a row of the range changes; ``""`` if the database or the settings give none
     """
 
@@ -28,11 +25,7 @@ class JdbcPin:
 
 
 def read_pins(pins: Json) -> tuple[JdbcPin, ...]:
-    """
-    Decode the pins of a plan.
-
-    :raises LogDamagedError: the pins are not ascending ranges of a cursor
-    """
+    """Pins must be ascending ranges of a cursor (``LogDamagedError``)."""
     summary = "the pins of a plan are not ranges of a table; nothing was read"
     try:
         ranges = tuple(build(JdbcPin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))

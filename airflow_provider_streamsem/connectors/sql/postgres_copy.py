@@ -27,21 +27,15 @@ _SETTINGS = """
 
 def configure_transaction(connection: sa.Connection) -> None:
     """
-    Set the timeouts and the durability of the current transaction.
+    With the timeouts, a publisher that hangs cannot block other publishers forever.
 
-    With the timeouts, a publisher that hangs cannot block other publishers forever. With ``synchronous_commit = off``, the server would acknowledge a
-    commit that a crash can lose, so it is set to ``on``.
+    With ``synchronous_commit = off``, the server would acknowledge a commit that a crash can lose, so it is set to ``on``.
     """
     _cursor(connection).execute(_SETTINGS)
 
 
 def check(connection: sa.Connection, schema: str | None, name: str) -> None:
-    """
-    Check that a crash of the server cannot remove rows from the table, and that ``COPY`` writes all rows into it.
-
-    :raises DataError: the table or a partition of it is unlogged (emptied after a server crash), temporary or foreign. Or it has a rule for ``INSERT``,
-        which ``COPY`` ignores. Nothing became visible
-    """
+    """Refuse unlogged tables (emptied after a crash), temporary and foreign ones, also as partitions, and rules for ``INSERT``, which ``COPY`` ignores."""
     rows = (
         _cursor(connection)
         .execute(
@@ -88,11 +82,7 @@ def has_child_tables(connection: sa.Connection, schema: str | None, name: str) -
 
 
 def domains(connection: sa.Connection, schema: str | None, name: str) -> dict[str, str]:
-    """
-    Return column → base type of its domain, with its length or number of digits, for each column whose type is a domain.
-
-    SQLAlchemy omits length and digits. Without them, this package could not detect that the database would round a number.
-    """
+    """Return column → base type of its domain, with the length or digits that SQLAlchemy omits, to detect that the database would round a number."""
     result = _cursor(connection).execute(
         "WITH RECURSIVE below AS ("
         " SELECT a.attname, t.typbasetype, t.typtypmod FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_type t ON t.oid = a.atttypid"
@@ -188,12 +178,7 @@ def _cursor(connection: sa.Connection) -> Any:
 
 
 def csv_of(record_batch: Any, fields: Sequence[dict[str, Any]], constants: dict[str, int]) -> bytes:
-    """
-    Convert one record batch to CSV without a header.
-
-    :param fields: the columns and their Spark types, in the order of ``COPY``
-    :param constants: additional integer columns after these: name → the value in every row
-    """
+    """Convert a record batch to CSV without a header: the fields (with Spark types) in this order, then constant integer columns."""
     import pyarrow
     import pyarrow.csv
 
@@ -208,7 +193,7 @@ def csv_of(record_batch: Any, fields: Sequence[dict[str, Any]], constants: dict[
 
 
 def _printable(column: Any, kind: Any) -> Any:
-    """Convert a column to a type that Arrow writes as CSV and Postgres reads as the same value."""
+    """Arrow must write the column as CSV that Postgres reads as the same value."""
     import pyarrow
     import pyarrow.compute
 

@@ -61,7 +61,7 @@ def load(
     in_order: bool,
 ) -> ParsedRecords:
     """
-    Return the rows of the ranges as a DataFrame, one task for each range. Reads no row.
+    Return a DataFrame with one task for each range. Reads no row.
 
     :param is_counted: whether the read must find the planned number of rows
     :param in_order: whether the database sorts the rows of each range by the cursor
@@ -102,7 +102,7 @@ def _frame(
 
 
 def _types(ddl: str) -> tuple[Any, Any]:
-    """Return a type of Spark, and the Arrow type in which executors hand its values to Spark."""
+    """The Arrow type is that in which executors hand values of the Spark type to Spark."""
     import pyarrow as pa
 
     if ddl.startswith("decimal"):

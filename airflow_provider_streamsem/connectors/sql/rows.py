@@ -52,12 +52,7 @@ def upsert(
 def rows_of(
     record_batch: Any, fields: Sequence[dict[str, Any]], table: sa.Table, constants: dict[str, int]
 ) -> list[dict[str, Any]]:
-    """
-    Convert one record batch to rows for SQLAlchemy: key of the column in ``table`` → value.
-
-    :param fields: the columns and their Spark types
-    :param constants: additional integer columns: name → the value in every row
-    """
+    """Return key of the column in ``table`` → value. ``constants`` are additional integer columns."""
     columns = {column.name: column for column in table.columns}
     values = [
         _values(record_batch.column(field["name"]), field["type"], columns[field["name"]].type) for field in fields

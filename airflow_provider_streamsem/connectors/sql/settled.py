@@ -96,12 +96,7 @@ _PREPARED = "SELECT transaction::text, NULL, true FROM pg_catalog.pg_prepared_xa
 
 @dataclass(frozen=True, slots=True)
 class Transactions:
-    """
-    Open transactions of a Postgres database: id → begin, ``None`` if this user may not see it.
-
-    :param running: transactions of sessions
-    :param prepared: transactions that wait for ``COMMIT PREPARED``
-    """
+    """Open transactions: id → begin, ``None`` if this user may not see it. Prepared ones wait for ``COMMIT PREPARED``."""
 
     running: Mapping[str, datetime | None] = field(default_factory=dict)
     prepared: Mapping[str, datetime | None] = field(default_factory=dict)
@@ -114,7 +109,6 @@ def settled_end(
     Return the offset below which every row is visible or will never be committed; ``None`` if this could not be shown within ``wait_s``.
 
     :param lag: seconds if the cursor is a time, else values of the cursor; ``None`` for Postgres
-    :raises InvalidError: the database or the table gives no such offset without a ``lag``
     """
     if target.dialect != "postgresql":
         return _end_by_lag(connection, target, cursor, lag)
@@ -237,12 +231,7 @@ def _checked_table(connection: sa.Connection, target: Target, cursor: Cursor, la
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """
-    Waits until transactions of a Postgres database have ended.
-
-    :param table: oid of a table. Only transactions that use a sequence or write this table count. ``None``: all transactions of the database count
-    :param wait_s: maximum time in seconds
-    """
+    """Waits until transactions of a Postgres database have ended: those that use a sequence or write ``table`` (an oid); ``None``: all."""
 
     connection: sa.Connection
     table: int | None
@@ -250,7 +239,7 @@ class Waiting:
     clock: Clock
 
     def list(self) -> Transactions:
-        """Return the transactions that are open now. Prepared transactions are listed last, because a transaction may be prepared in between."""
+        """Prepared transactions are listed last, because a transaction may be prepared in between."""
         import sqlalchemy as sa
 
         statements: list[tuple[str, dict[str, Any]]] = [(_OPEN, {}), (_PREPARED, {})]
@@ -265,11 +254,7 @@ class Waiting:
         return Transactions(running, prepared)
 
     def until_ended(self, transactions: Transactions) -> bool:
-        """
-        Wait until the transactions have ended, including those that are prepared in the meantime.
-
-        :returns: whether they have ended. If not, a warning was logged
-        """
+        """Return whether the transactions have ended, including those that are prepared in the meantime. If not, a warning was logged."""
         deadline_ms = self.clock.now_ms() + self.wait_s * 1000
         if not transactions.running and not transactions.prepared:
             return True

@@ -370,7 +370,7 @@ class JdbcSink(TransactionalSink[_Handle]):
         new: SinkMarker,
         marker: SinkMarker | None,
     ) -> bool:
-        """Set the marker and write the rows in one transaction; return whether this transaction replaced the marker that was read."""
+        """Set the marker and write the rows in one transaction; return whether it replaced the marker that was read."""
         # COPY needs only column names. SQLAlchemy binds values by the columns' types.
         is_copied = connection.dialect.name == "postgresql"
         read = sql_columns.named if is_copied else sql_columns.describe

@@ -289,12 +289,7 @@ class JdbcPlanner(Planner):
         self._has_warned = False
 
     def poll(self, hint: Json) -> SourceEnd:
-        """
-        Return the offset after the newest row that no open transaction can precede. While such transactions do not end, it may be 0.
-
-        :raises DataError: rows have no cursor, and ``null_cursor`` is ``refuse``. Nothing was written
-        :raises InvalidError: the database or the table needs another ``lag``. Nothing was written
-        """
+        """The offset after the newest row that no open transaction can precede. While such transactions do not end, it may be 0."""
         source = self._source
         with source.opened() as table:
             self._warn_of_missing_index(table)

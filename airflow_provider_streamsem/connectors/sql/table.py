@@ -26,14 +26,7 @@ _POSTGRES_DIGEST = "coalesce(sum(hashint8extended(xmin::text::bigint, 0)), 0)::t
 
 @contextmanager
 def open_table(conn_id: str, table: str) -> Iterator[tuple[sa.Connection, Target]]:
-    """
-    Connect to the database, read the description of a table, and map the database's errors within the block to errors of this package.
-
-    :raises InvalidError: the connection is not valid
-    :raises SourceChangedError: the database has no such table
-    :raises DataError: the database refuses a query
-    :raises UnavailableError: the database cannot be reached, or did not report the result of a request
-    """
+    """Connect to the database, read the description of a table, and map the database's errors within the block to errors of this package."""
     failure: Exception | None = None
     try:
         with database.connected(conn_id) as connection:
@@ -56,18 +49,14 @@ def open_table(conn_id: str, table: str) -> Iterator[tuple[sa.Connection, Target
 
 
 def _read_times_in_utc(connection: sa.Connection) -> None:
-    """Let the server convert ``TIMESTAMP`` columns to UTC, as the readers on executors do. Otherwise it converts them to the server's time zone."""
+    """As the readers on executors do. Otherwise the server converts ``TIMESTAMP`` columns to its own time zone."""
     with connection.begin():
         connection.exec_driver_sql(MYSQL_UTC)
 
 
 @contextmanager
 def opened(conn_id: str, table: str, cursor: Sequence[str], *, utc_offset: timedelta) -> Iterator[SourceTable]:
-    """
-    Connect to the database as :func:`open_table` does, and describe the cursor.
-
-    :raises InvalidError: the connection or the cursor is not valid
-    """
+    """Connect to the database as :func:`open_table` does, and describe the cursor."""
     with open_table(conn_id, table) as (connection, target):
         yield SourceTable(connection, target, cursor_of(target, cursor, utc_offset))
 
@@ -84,11 +73,7 @@ def snapshot(connection: sa.Connection) -> Iterator[None]:
 def count_and_digest(
     connection: sa.Connection, table: sa.Table, *conditions: Any, with_digest: bool
 ) -> tuple[int, str]:
-    """
-    Return the number of rows that satisfy all conditions, and a digest of their versions.
-
-    :param with_digest: whether to compute the digest. If not, or if the database is not Postgres, it is ``""``
-    """
+    """Return the number of rows that satisfy all conditions, and a digest of their versions; ``""`` without ``with_digest``, or if not on Postgres."""
     import sqlalchemy as sa
 
     has_digest = with_digest and connection.dialect.name == "postgresql"
@@ -99,30 +84,25 @@ def count_and_digest(
 
 @dataclass(frozen=True, slots=True)
 class SourceTable:
-    """
-    A table in an open connection.
-
-    :param target: description of the table
-    """
+    """A table in an open connection."""
 
     connection: sa.Connection
     target: Target
     cursor: Cursor
 
     def unavailable(self, summary: str) -> UnavailableError:
-        """Return an error that names the table."""
         return UnavailableError(summary, table=self.target.name)
 
     def snapshot(self) -> AbstractContextManager[None]:
-        """Begin a transaction whose queries all see the same rows, if the database supports that. It writes nothing."""
+        """Within the block all queries see the same rows, if the database supports that. Writes nothing."""
         return snapshot(self.connection)
 
     def settled_end(self, *, lag: int | None, wait_s: int, clock: Clock) -> int | None:
-        """Return the offset below which no transaction can still commit a row; ``None`` if it is not known (:mod:`settled`)."""
+        """See ``settled.settled_end``."""
         return settled.settled_end(self.connection, self.target, self.cursor, lag=lag, wait_s=wait_s, clock=clock)
 
     def has_index(self) -> bool:
-        """Return whether the columns of an index over all rows begin with the cursor."""
+        """Whether the columns of an index over all rows begin with the cursor."""
         import sqlalchemy as sa
 
         names = [column.name for column in self.cursor.columns]
@@ -137,27 +117,23 @@ class SourceTable:
         return any(list(key[: len(names)]) == names for key in keys)
 
     def has_unreadable(self) -> bool:
-        """Return whether a row has no offset."""
+        """Whether a row has no offset."""
         import sqlalchemy as sa
 
         query = sa.select(sa.literal(1)).select_from(self.cursor.table)
         return self.connection.execute(query.where(self.cursor.unreadable()).limit(1)).first() is not None
 
     def end_before(self, bound: int) -> int:
-        """Return the offset after the newest row below ``bound``; 0 if there is none."""
+        """The offset after the newest row below ``bound``; 0 if there is none."""
         newest = self._offset_of_row(*self._range(0, bound), is_last=True)
         return 0 if newest is None else newest + 1
 
     def first_offset(self, start: int) -> int | None:
-        """Return the offset of the first row from ``start`` (inclusive)."""
+        """The offset of the first row from ``start`` (inclusive)."""
         return self._offset_of_row(self.cursor.from_offset(start))
 
     def fitting(self, start: int, end: int, rows: int) -> int:
-        """
-        Return the greatest end up to ``end`` with at most ``rows`` rows from ``start``. If the first cursor value alone has more rows, return its end.
-
-        :param rows: 1 or more
-        """
+        """The greatest end up to ``end`` with at most ``rows`` (1 or more) rows. If the first cursor value alone has more rows, its end."""
         within = self._range(start, end)
         beyond = self._offset_of_row(*within, skip=rows)
         if beyond is None:
@@ -169,18 +145,17 @@ class SourceTable:
         return end if following is None else following
 
     def rows(self, start: int, end: int | None) -> int:
-        """Return the number of rows from ``start`` (inclusive) to ``end`` (exclusive; ``None``: without end)."""
+        """From ``start`` (inclusive) to ``end`` (exclusive; ``None``: without end)."""
         return count_and_digest(self.connection, self.cursor.table, *self._range(start, end), with_digest=False)[0]
 
     def count_and_digest(self, start: int, end: int, *, with_digest: bool) -> tuple[int, str]:
-        """Return the number of rows of a range, and a digest of their versions; ``""`` if the database has none."""
         return count_and_digest(self.connection, self.cursor.table, *self._range(start, end), with_digest=with_digest)
 
     def _range(self, start: int, end: int | None) -> list[Any]:
         return [self.cursor.from_offset(start), *([] if end is None else [self.cursor.before_offset(end)])]
 
     def _offset_of_row(self, *conditions: Any, skip: int = 0, is_last: bool = False) -> int | None:
-        """Return the offset of a row in the order of the cursor: the first, the one after ``skip`` rows, or the last one."""
+        """The first row in the order of the cursor, the one after ``skip`` rows, or the last one."""
         import sqlalchemy as sa
 
         columns = list(self.cursor.table.c)

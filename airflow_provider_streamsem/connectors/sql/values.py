@@ -26,12 +26,9 @@ _NUL_IN_JSON = r"(^|[^\\])(\\\\)*\\u0000"
 
 def refuse_misfits(location: str, staged: Committable, target: Target) -> None:
     """
-    Refuse values that the table's columns cannot hold.
+    Refuse values that the table's columns cannot hold. The error has no values.
 
     Dates and times are checked by the footers of the files. Other columns are read only if the table's column has a limit.
-
-    :raises DataError: names the columns and their problems, without values. Nothing became visible
-    :raises UnavailableError: a staged file is missing
     """
     wrong: dict[str, str] = {}
     for parquet in parquet_files(location, staged):
@@ -98,7 +95,7 @@ def _checks(kind: Any, target: Target, name: str) -> list[Check]:
 
 
 def _json_checks(into: Any, dialect: str) -> list[Check]:
-    """Return the checks of a nested column. They apply to the JSON text that is sent, if the table's column has a limit."""
+    """They apply to the JSON text that is sent, if the table's column has a limit."""
     import pyarrow as pa
     import pyarrow.compute as pc
     import sqlalchemy as sa
