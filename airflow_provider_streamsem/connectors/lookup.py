@@ -128,12 +128,7 @@ def checking_pin(**facts: object) -> Iterator[None]:
 
 
 def check_number_of_files(files: Sized, **where: object) -> None:
-    """
-    Refuse a table with more files than a pin names.
-
-    :param where: fields of the error that name the table
-    :raises InvalidError: there are more than 1,000 files. Nothing was written
-    """
+    """Refuse a table with more files than a pin names. ``where`` has the fields of the error that name the table."""
     if len(files) > MOST_FILES:
         summary = "a lookup has more files than a plan can pin; nothing was written"
         raise InvalidError(summary, **where, files=len(files), accepted=MOST_FILES)

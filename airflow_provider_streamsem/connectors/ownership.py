@@ -14,7 +14,6 @@ def claim_dataset(name: str, sink: Sink, log: CommitLog, record: PipelineRecord,
     Write the ownership marker of a dataset, or verify the existing marker. A marker that names an earlier location of a moved log is valid (M6).
 
     :param new: whether the sink is new: no version is closed yet, or an alter adds the sink. Only then may a dataset without an ownership marker be claimed
-    :raises DatasetOwnedError: the dataset belongs to another pipeline or log
     """
     try:
         sink.claim(record.pipeline_uuid, url, new=new)

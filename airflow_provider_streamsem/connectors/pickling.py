@@ -7,11 +7,9 @@ from types import ModuleType
 
 def pickle_by_value(*modules: ModuleType) -> list[ModuleType]:
     """
-    From now on, pickle the functions and classes of the modules by value instead of by reference, because executors need not have this package.
+    Pickle the modules by value from now on, as executors need not have this package. Return the modules that were not registered before.
 
     Spark Connect pickles a function when it sends the plan, so the modules of this package stay registered.
-
-    :returns: the modules that were not registered before
     """
     from pyspark import cloudpickle
 

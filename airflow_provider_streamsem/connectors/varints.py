@@ -4,11 +4,7 @@ from __future__ import annotations
 
 
 def varint(data: bytes, at: int, most_bytes: int = 10) -> tuple[int, int]:
-    """
-    Return the unsigned number that starts at a position, and the position after it.
-
-    :raises ValueError: the number is truncated, or longer than ``most_bytes``
-    """
+    """Return the unsigned number at a position, and the position after it. A truncated or longer number raises ``ValueError``."""
     value = 0
     for n, byte in enumerate(data[at : at + most_bytes]):
         value |= (byte & 0x7F) << (7 * n)
