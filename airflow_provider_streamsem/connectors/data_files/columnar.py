@@ -104,9 +104,7 @@ def _typed_by_schema(kind: Any) -> str:
 
 
 def check_names(file_footers: Mapping[str, Footer], expected: Mapping[str, StructType] | None) -> None:
-    """
-    Refuse columns and nested fields whose names are equal, or differ only in case, because Spark cannot choose between them. ``expected=None``: check all.
-    """
+    """Refuse names that are equal, or differ only in case, because Spark cannot choose between them. ``expected=None``: check all columns."""
     checked: dict[Any, list[str]] = {}
     for path, footer in file_footers.items():
         read = None if expected is None else expected[path]
@@ -229,9 +227,7 @@ def _parquet(file: Any) -> tuple[Footer, int]:
 
 
 def _read_first_records(file: Any, metadata: Any) -> None:
-    """
-    If a writer divides a record between two row groups, Spark moves values to other rows without an error. pyarrow raises an error when it reads the record.
-    """
+    """If a writer divides a record between two row groups, Spark moves values to other rows without an error. pyarrow raises one."""
     import pyarrow.parquet
 
     columns = [metadata.schema.column(n) for n in range(metadata.num_columns)]

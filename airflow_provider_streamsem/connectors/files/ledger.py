@@ -15,9 +15,7 @@ BLOCK_FILES = 1_000
 
 
 class Ledger:
-    """
-    The discovered files of one source in its section of the log. ``newest_hint`` is the number of a discovery that exists; -1: find it by listing the log.
-    """
+    """The discovered files of one source in its section of the log. ``newest_hint`` is the number of a known discovery; -1: list the log."""
 
     def __init__(self, log: CommitLog, newest_hint: int = -1) -> None:
         self._log = log
@@ -44,8 +42,7 @@ class Ledger:
         """
         Assign ordinals to the new files of a listing, and return the next unassigned one.
 
-        Returns ``None`` if another process created the discovery first. The caller must then list again, because this listing may be older than that discovery
-        (D2).
+        ``None``: another process created the discovery first. The caller must list again, because this listing may be older than that discovery (D2).
 
         :param is_partial: whether other files may exist that the listing lacks
         :param listed_at_ms: the time of a complete listing, in milliseconds UTC, to record it in the log

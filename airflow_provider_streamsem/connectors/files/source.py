@@ -470,9 +470,7 @@ class FilesPlanner(Planner):
         return _listed_end(end, listed)
 
     def _discover_notified(self) -> ListedEnd:
-        """
-        A message is acknowledged when its files have ordinals. That of a file that has not settled is received again after the queue's visibility timeout.
-        """
+        """A message is acknowledged when its files have ordinals. That of an unsettled file is received again after the visibility timeout."""
         queue = notifications.queue_of("notifications", self._source.notifications)
         bucket, _, prefix = split_url(self._source.path)[1].partition("/")
         with queue.connect() as receiver:

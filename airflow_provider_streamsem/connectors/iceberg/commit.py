@@ -16,9 +16,7 @@ from airflow_provider_streamsem.connectors.iceberg.internals import Expiry, Repl
 
 
 class OneCommit(Transaction):
-    """
-    A transaction on the table ``loaded`` whose commit is sent once. If the commit fails, the caller must load the table to find out whether it was applied.
-    """
+    """Changes the table ``loaded`` by a commit that is sent once. After a failure, the caller must load the table to find out whether it was applied."""
 
     def __init__(self, table: Table) -> None:
         table.catalog = _CatalogWithoutRetry(table.catalog)  # type: ignore[assignment]

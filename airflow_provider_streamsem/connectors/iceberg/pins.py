@@ -1,6 +1,4 @@
-"""
-The pins of an Iceberg source (D5): the state of the table, and each file to read.
-"""
+"""The pins of an Iceberg source (D5): the state of the table, and each file to read."""
 
 from __future__ import annotations
 

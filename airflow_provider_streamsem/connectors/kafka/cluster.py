@@ -228,9 +228,7 @@ _FILES_IN_JAVA = {
 
 
 def java_settings(settings: Mapping[str, str]) -> dict[str, str]:
-    """
-    Translate librdkafka's settings to options of Spark's Kafka source. Others are not passed. Files with keys and certificates must be PEM (``InvalidError``).
-    """
+    """Translate librdkafka's settings to options of Spark's Kafka source. Others are not passed. Refuses files that are not PEM (``InvalidError``)."""
     java: dict[str, str] = {}
     for name, value in settings.items():
         if name in _SAME_IN_JAVA:

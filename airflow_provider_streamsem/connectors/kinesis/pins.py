@@ -78,7 +78,7 @@ class ShardPin:
 
 
 def read_pins(pins: Json, *, stream: str) -> tuple[ShardPin, ...]:
-    """Decode the pins of a plan."""
+    """Pins of another form, or of another stream, are refused (``LogDamagedError``)."""
     summary = "the pins of a plan are not ranges of Kinesis shards; nothing was read"
     try:
         ranges = tuple(build(ShardPin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
@@ -91,14 +91,8 @@ def read_pins(pins: Json, *, stream: str) -> tuple[ShardPin, ...]:
 
 
 def refuse_other_streams(streams: set[str], *, stream: str) -> None:
-    """
-    Refuse streams that the source does not read. Called before any request.
-
-    :raises LogDamagedError: the log names another stream
-    """
+    """Refuse streams that the source does not read (``LogDamagedError``). Called before any request."""
     others = sorted(streams - {stream})
     if others:
         summary = "the log names streams that the pipeline does not read; nothing was read"
         raise LogDamagedError(summary, invariant="R6", streams=others)
-
-    """Refuse streams that the source does not read (``LogDamagedError``). Called before any request."""

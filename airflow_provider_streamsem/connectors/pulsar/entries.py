@@ -20,9 +20,7 @@ ENTRIES = 10**12
 
 @dataclass(frozen=True, slots=True)
 class LedgerPin:
-    """
-    A planned range ``[start, end)`` of entries of one ledger. ``topic`` is the full name of a partition, as ``persistent://public/default/orders-partition-0``.
-    """
+    """A planned range ``[start, end)`` of entries of one ledger. ``topic`` is the full name of a partition: ``persistent://…/orders-partition-0``."""
 
     topic: str
     ledger: int

@@ -49,9 +49,7 @@ class StagedSink(PublishingSink):
         return schema
 
     def stage(self, frame: DataFrame, version: int, attempt_id: str) -> frozenset[str] | None:
-        """
-        Refuses text that is not UTF-8, on which Python clients fail, and, if publishers read the rows, maps with duplicate keys, of which Python keeps one.
-        """
+        """Refuses text that is not UTF-8, on which Python clients fail, and, if publishers read rows, maps with duplicate keys: Python keeps one."""
         from airflow_provider_streamsem.connectors.data_files import write
 
         checked = write.refusing_lossy_values(frame, keeps_maps=self.keeps_staged)

@@ -47,9 +47,7 @@ def read(
 def in_groups(
     frame: DataFrame, location: str, files: Sequence[PlannedFile], versions: Sequence[int]
 ) -> tuple[DataFrame, Sequence[int]]:
-    """
-    Distribute rows that were read with ``positions``, which are dropped, by the version of their file. Return them, and the group of each Spark partition.
-    """
+    """Distribute rows that were read with ``positions``, which are dropped, by the version of their file. Return the group of each Spark partition too."""
     root = plain_root(location)
     of_versions = zip(files, versions, strict=True)
     return groups.by_file(frame, [groups.GroupedFile(root + file.key, at, at, file.bytes) for file, at in of_versions])
