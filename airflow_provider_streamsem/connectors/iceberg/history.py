@@ -159,17 +159,17 @@ def at_snapshot(table: Table, snapshot: Snapshot, location: str) -> list[FilePin
 
 
 def _manifests(table: Table, snapshot: Snapshot) -> list[ManifestFile]:
-    return _read(table, snapshot.manifest_list, lambda: snapshot.manifests(table.io))  # type: ignore[no-any-return]
+    return _read(snapshot.manifest_list, lambda: snapshot.manifests(table.io))  # type: ignore[no-any-return]
 
 
 def _entries(table: Table, manifests: Sequence[ManifestFile]) -> list[tuple[ManifestFile, list[ManifestEntry]]]:
     def entries(manifest: ManifestFile) -> list[ManifestEntry]:
-        return _read(table, manifest.manifest_path, lambda: manifest.fetch_manifest_entry(table.io))  # type: ignore[no-any-return]
+        return _read(manifest.manifest_path, lambda: manifest.fetch_manifest_entry(table.io))  # type: ignore[no-any-return]
 
     return [*zip(manifests, in_threads(entries, manifests), strict=True)]
 
 
-def _read(table: Table, path: str, call: Any) -> Any:
+def _read(path: str, call: Any) -> Any:
     try:
         return call()
     except FileNotFoundError as error:
