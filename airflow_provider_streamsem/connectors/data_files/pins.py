@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from airflow_provider_streamsem.connectors.pins import decoded_pins
 from airflow_provider_streamsem.errors import LogDamagedError
-from airflow_provider_streamsem.protocol.codec import build
 from airflow_provider_streamsem.protocol.entries import SPARSE, Json
 
 
@@ -34,10 +34,7 @@ class FilePin:
 def read_pins(pins: Json, *, location: str, is_read: Callable[[str], bool]) -> tuple[FilePin, ...]:
     """Decode pins. A pin of another form, or of a path that the source may not read, is refused (``LogDamagedError``)."""
     summary = "the pins of a plan are not files of the source; nothing was read"
-    try:
-        decoded = tuple(build(FilePin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
-    except LogDamagedError as error:
-        raise LogDamagedError(summary, invariant="R6", location=location) from error
+    decoded = decoded_pins(FilePin, pins, summary, location=location)
     if not all(is_read(pin.path) for pin in decoded):
         raise LogDamagedError(summary, invariant="R6", location=location)
     return decoded

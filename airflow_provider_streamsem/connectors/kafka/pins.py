@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
+from airflow_provider_streamsem.connectors.pins import decoded_pins
 from airflow_provider_streamsem.errors import LogDamagedError
-from airflow_provider_streamsem.protocol.codec import build
 from airflow_provider_streamsem.protocol.entries import Json
 
 
@@ -30,11 +30,8 @@ class RangePin:
 
 def read_pins(pins: Json, *, is_read: Callable[[str], bool]) -> tuple[RangePin, ...]:
     """A pin of another form, or of a topic that the source does not read, is refused (``LogDamagedError``)."""
-    try:
-        decoded = tuple(build(RangePin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
-    except LogDamagedError as error:
-        summary = "the pins of a plan are not offset ranges of Kafka partitions; nothing was read"
-        raise LogDamagedError(summary, invariant="R6") from error
+    summary = "the pins of a plan are not offset ranges of Kafka partitions; nothing was read"
+    decoded = decoded_pins(RangePin, pins, summary)
     refuse_other_topics((pin.topic for pin in decoded), is_read=is_read)
     return decoded
 

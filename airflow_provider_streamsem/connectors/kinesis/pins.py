@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from airflow_provider_streamsem.connectors.pins import decoded_pins
 from airflow_provider_streamsem.errors import LogDamagedError
-from airflow_provider_streamsem.protocol.codec import build
 from airflow_provider_streamsem.protocol.entries import Json
 
 _NAME = re.compile(r"([a-zA-Z0-9_.-]{1,128})/([a-zA-Z0-9_.-]{1,128})@([0-9]{1,12})")
@@ -80,10 +80,7 @@ class ShardPin:
 def read_pins(pins: Json, *, stream: str) -> tuple[ShardPin, ...]:
     """Pins of another form, or of another stream, are refused (``LogDamagedError``)."""
     summary = "the pins of a plan are not ranges of Kinesis shards; nothing was read"
-    try:
-        ranges = tuple(build(ShardPin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
-    except LogDamagedError as error:
-        raise LogDamagedError(summary, invariant="R6") from error
+    ranges = decoded_pins(ShardPin, pins, summary)
     if any(not 0 <= pin.first <= pin.last or not _NAME.fullmatch(pin.partition.name) for pin in ranges):
         raise LogDamagedError(summary, invariant="R6")
     refuse_other_streams({pin.stream for pin in ranges}, stream=stream)

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+from airflow_provider_streamsem.connectors.pins import decoded_pins
 from airflow_provider_streamsem.errors import LogDamagedError
-from airflow_provider_streamsem.protocol.codec import build
 from airflow_provider_streamsem.protocol.entries import Json
 
 
@@ -38,13 +38,10 @@ def partition_name(stream: str, created: str) -> str:
 
 def read_pins(pins: Json, stream: str) -> tuple[SequencePin, ...]:
     """Pins of another form, or of another stream, are refused (``LogDamagedError``)."""
-    try:
-        ranges = tuple(build(SequencePin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
-    except LogDamagedError as error:
-        summary = "the pins of a plan are not ranges of a NATS stream; nothing was read"
-        raise LogDamagedError(summary, invariant="R6") from error
+    summary = "the pins of a plan are not ranges of a NATS stream; nothing was read"
+    ranges = decoded_pins(SequencePin, pins, summary)
     if any(not 1 <= pin.start < pin.end for pin in ranges):
-        raise LogDamagedError("the pins of a plan are not ranges of a NATS stream; nothing was read", invariant="R6")
+        raise LogDamagedError(summary, invariant="R6")
     refuse_other_streams((pin.partition for pin in ranges), stream)
     return ranges
 

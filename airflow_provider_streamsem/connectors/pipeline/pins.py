@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from airflow_provider_streamsem.connectors.pins import decoded_pins
 from airflow_provider_streamsem.errors import LogDamagedError
 from airflow_provider_streamsem.protocol import keys
-from airflow_provider_streamsem.protocol.codec import build
 from airflow_provider_streamsem.protocol.entries import DataFile, Json
 
 _SUMMARY = "the pins of a plan are not versions of the upstream pipeline; nothing was read"
@@ -57,10 +57,7 @@ def read_pins(pins: Json, *, log: str, sink: str | None) -> tuple[UpstreamPin, .
 
     Another form, another sink, or a file that the commit cannot have written is refused (``LogDamagedError``).
     """
-    try:
-        decoded = tuple(build(UpstreamPin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
-    except LogDamagedError as error:
-        raise LogDamagedError(_SUMMARY, invariant="R6", upstream=log) from error
+    decoded = decoded_pins(UpstreamPin, pins, _SUMMARY, upstream=log)
     if len(decoded) > 1 or not all(_is_valid(pin) and sink in (None, pin.sink) for pin in decoded):
         raise LogDamagedError(_SUMMARY, invariant="R6", upstream=log)
     return decoded

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
+from airflow_provider_streamsem.connectors.pins import decoded_pins
 from airflow_provider_streamsem.errors import LogDamagedError
-from airflow_provider_streamsem.protocol.codec import build
 from airflow_provider_streamsem.protocol.entries import Json
 
 ENTRIES = 10**12
@@ -57,10 +57,7 @@ class Ledgers:
 def read_pins(pins: Json, topic: str) -> tuple[LedgerPin, ...]:
     """Pins of another form, or of another topic, are refused (``LogDamagedError``)."""
     summary = "the pins of a plan are not ranges of a Pulsar topic; nothing was read"
-    try:
-        ranges = tuple(build(LedgerPin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
-    except LogDamagedError as error:
-        raise LogDamagedError(summary, invariant="R6") from error
+    ranges = decoded_pins(LedgerPin, pins, summary)
     if any(not (0 <= pin.start < pin.end <= ENTRIES and pin.ledger >= 0) for pin in ranges):
         raise LogDamagedError(summary, invariant="R6")
     refuse_other_topics((pin.topic for pin in ranges), topic)

@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, ClassVar
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.connectors.pins import decoded_pins
 from airflow_provider_streamsem.connectors.source import ParsedRecords, Planner, Source, SourceEnd, SourceSlice
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
 from airflow_provider_streamsem.limits import Limits
-from airflow_provider_streamsem.protocol.codec import build
 from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, position
 
@@ -118,14 +118,10 @@ class RateSource(Source):
         return RatePlanner(self, log.clock)
 
     def read_pins(self, pins: Json) -> tuple[RatePin, ...]:
-        try:
-            decoded = tuple(build(RatePin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
-        except LogDamagedError as error:
-            raise LogDamagedError(
-                "the pins of a plan are not ranges of records; nothing was read", invariant="R6"
-            ) from error
+        summary = "the pins of a plan are not ranges of records; nothing was read"
+        decoded = decoded_pins(RatePin, pins, summary)
         if any(not 0 <= pin.start < pin.end for pin in decoded):
-            raise LogDamagedError("the pins of a plan are not ranges of records; nothing was read", invariant="R6")
+            raise LogDamagedError(summary, invariant="R6")
         return decoded
 
     def check_pins(self, pins: Sequence[RatePin], *, was_read: bool) -> None:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+from airflow_provider_streamsem.connectors.pins import decoded_pins
 from airflow_provider_streamsem.errors import LogDamagedError
-from airflow_provider_streamsem.protocol.codec import build
 from airflow_provider_streamsem.protocol.entries import Json
 
 
@@ -27,10 +27,7 @@ class JdbcPin:
 def read_pins(pins: Json) -> tuple[JdbcPin, ...]:
     """Pins must be ascending ranges of a cursor (``LogDamagedError``)."""
     summary = "the pins of a plan are not ranges of a table; nothing was read"
-    try:
-        ranges = tuple(build(JdbcPin, pin, "pins") for pin in (pins if isinstance(pins, list) else [pins]))
-    except LogDamagedError as error:
-        raise LogDamagedError(summary, invariant="R6") from error
+    ranges = decoded_pins(JdbcPin, pins, summary)
     is_ascending = all(one.end <= other.start for one, other in pairwise(ranges))
     if not is_ascending or any(not 0 <= pin.start < pin.end or pin.rows < 0 for pin in ranges):
         raise LogDamagedError(summary, invariant="R6")
