@@ -101,7 +101,7 @@ def _is_repeated(field: Any) -> bool:
 
 
 def decoder(message: Any, *, has_schema_id: bool) -> Callable[[bytes], dict[str, Any]]:
-    """Return a function from bytes to a row of :func:`row_type`, or ``MessageError`` if a column cannot hold a value exactly."""
+    """Return a function from bytes to a row of :func:`row_type`. It raises ``MessageError`` for other bytes, and values that a column cannot hold."""
     from google.protobuf.message import DecodeError
     from google.protobuf.message_factory import GetMessageClass
 

@@ -33,7 +33,7 @@ class ReadColumn:
 
 
 def read_columns(target: Target, names: Sequence[str], as_text: Sequence[str] = ()) -> list[ReadColumn]:
-    """Return the columns (no names: all) in the order of the table. The database casts those in ``as_text`` to text, unless this would change values."""
+    """Return the columns (no names: all) in the order of the table. Those in ``as_text`` are cast to text; a cast that would change values is refused."""
     missing = sorted({*names, *as_text} - {*target.columns})
     if missing:
         raise DataError(

@@ -108,7 +108,7 @@ def settled_end(
     """
     Return the offset below which every row is visible or will never be committed; ``None`` if this could not be shown within ``wait_s``.
 
-    :param lag: seconds if the cursor is a time, else values of the cursor; ``None`` for Postgres
+    :param lag: seconds if the cursor is a time, else values of the cursor. May be ``None`` for Postgres only, and there not for every table (``InvalidError``)
     """
     if target.dialect != "postgresql":
         return _end_by_lag(connection, target, cursor, lag)
