@@ -41,10 +41,7 @@ def _is_utf8(value: str) -> bool:
 
 def exactly_one(where: str, **given: object) -> None:
     """
-    Reject arguments of which not exactly one is given.
-
-    :param where: what has the arguments, with a colon; may be empty
-    :param given: name → value; ``None`` if it is not given
+    Reject arguments of which not exactly one is given. ``where``: what has the arguments, with a colon; may be empty. ``given``: name → value or ``None``.
     """
     if sum(value is not None for value in given.values()) != 1:
         *names, last = given
@@ -94,12 +91,7 @@ def interval(name: str, value: object) -> float:
 
 
 def time_ms(name: str, value: object) -> int:
-    """
-    Return a time in milliseconds since the epoch.
-
-    :param value: a ``datetime`` with a zone, or an ISO 8601 timestamp with a zone
-    :raises InvalidError: the value is neither
-    """
+    """Return a ``datetime`` or an ISO 8601 timestamp, either with a zone, in milliseconds since the epoch."""
     try:
         at = value if isinstance(value, datetime) else datetime.fromisoformat(str(value).replace("Z", "+00:00"))
     except ValueError:
@@ -146,11 +138,7 @@ def options(name: str, value: object) -> Mapping[str, str]:
 
 
 def known_keys(where: str, given: Mapping[str, Any], accepted: Collection[str]) -> None:
-    """
-    Reject keys that are not in ``accepted``.
-
-    :raises InvalidError: ``given`` has keys that are not accepted; the error names them
-    """
+    """Reject keys that are not in ``accepted``."""
     unknown = sorted(set(given) - set(accepted))
     if unknown:
         raise InvalidError(f"{where} contains unknown names", given=unknown, accepted=sorted(accepted))

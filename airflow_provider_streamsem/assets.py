@@ -33,11 +33,7 @@ def log_uri(log: str) -> str:
 
 
 def log_of(uri: str) -> str:
-    """
-    Return the commit log location that an asset URI identifies.
-
-    :raises InvalidError: ``uri`` does not identify a commit log
-    """
+    """Return the commit log location that an asset URI identifies."""
     parts = urlsplit(uri)
     if parts.scheme != SCHEME or not parts.path.strip("/") or parts.query or parts.fragment:
         accepted = f"{SCHEME}://s3/bucket/prefix"
@@ -56,11 +52,7 @@ def create_asset(*, log: str, extra: dict[str, Any] | None = None) -> Asset:
 
 
 def normalise(uri: SplitResult) -> SplitResult:
-    """
-    Normalize an asset URI, so that all spellings of one log location give the same URI.
-
-    :raises ValueError: the URI does not identify a commit log. Airflow expects only this exception type here
-    """
+    """Normalize an asset URI, so that all spellings of one log location give the same URI. Raises ``ValueError``, the only error that Airflow expects here."""
     try:
         return urlsplit(log_uri(log_of(uri.geturl())))
     except InvalidError as error:
@@ -68,11 +60,7 @@ def normalise(uri: SplitResult) -> SplitResult:
 
 
 def to_openlineage(asset: Asset, lineage_context: object) -> Any:
-    """
-    Return the log as an OpenLineage dataset, named by the OpenLineage conventions for S3 and local files.
-
-    Returns ``None`` if OpenLineage is not installed, because Airflow's compatibility module then replaces the classes with no-ops.
-    """
+    """Return the log as an OpenLineage dataset; ``None`` without OpenLineage, whose classes Airflow's compatibility module then replaces with no-ops."""
     from airflow.providers.common.compat.openlineage.facet import Dataset
 
     scheme, rest = split_url(log_of(asset.uri))

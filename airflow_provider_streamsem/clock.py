@@ -18,11 +18,7 @@ MOST_DIFFERENCE_MS = 3_600_000
 
 
 def iso_time(at_ms: int) -> str:
-    """
-    Return a time in UTC as ISO 8601 text, such as ``2026-01-31T09:00:00.000+00:00``. A time that Python cannot represent is returned as milliseconds.
-
-    :param at_ms: milliseconds since the epoch
-    """
+    """Return milliseconds since the epoch as ISO 8601 text in UTC with milliseconds. A time that Python cannot represent is returned as milliseconds."""
     try:
         return datetime.fromtimestamp(at_ms / 1000, tz=timezone.utc).isoformat(timespec="milliseconds")
     except (ValueError, OverflowError, OSError):
@@ -33,9 +29,7 @@ def later(now_ms: int, earlier_ms: int) -> int:
     """
     Return a clock reading that is not before the one of an earlier step, although another machine with another clock may have performed that step.
 
-    :param now_ms: the reading of this machine's clock
-    :param earlier_ms: the reading of the earlier step
-    :returns: ``now_ms``, or one millisecond after ``earlier_ms`` if this machine's clock is behind by less than :data:`MOST_DIFFERENCE_MS`
+    This is one millisecond after ``earlier_ms`` if this machine's clock is behind by less than :data:`MOST_DIFFERENCE_MS`.
     """
     return earlier_ms + 1 if 0 < earlier_ms - now_ms < MOST_DIFFERENCE_MS else now_ms
 
@@ -76,11 +70,7 @@ SYSTEM_CLOCK = SystemClock()
 
 
 def tries(waits_s: Iterable[float], clock: Clock = SYSTEM_CLOCK) -> Iterator[int]:
-    """
-    Yield the number of each try, from 0, and wait before each one but the first. The caller ends the loop when a try succeeds.
-
-    :param waits_s: seconds to wait between the tries
-    """
+    """Yield the number of each try, from 0, and wait before each one but the first. The caller ends the loop when a try succeeds."""
     yield 0
     for number, wait_s in enumerate(waits_s, start=1):
         clock.sleep(wait_s)

@@ -38,11 +38,7 @@ Resolver: TypeAlias = Callable[[str], Connection]
 
 
 def from_environment(conn_id: str) -> Connection:
-    """
-    Read a connection from ``AIRFLOW_CONN_<ID>``.
-
-    :raises InvalidError: the variable is missing, or it contains neither JSON nor a URI
-    """
+    """Read a connection from ``AIRFLOW_CONN_<ID>``."""
     name = _variable(conn_id)
     text = os.environ.get(name, "").strip()
     if not text:
@@ -103,11 +99,7 @@ def _from_uri(conn_id: str, text: str) -> Connection:
 
 
 def refuse_other_properties(conn: Connection, accepted: Collection[str]) -> None:
-    """
-    Check that the extra of a connection has only accepted properties, so that no misspelled setting is ignored silently.
-
-    :raises InvalidError: names the other properties, without their values
-    """
+    """Check that the extra of a connection has only accepted properties, so that no misspelled setting is ignored silently."""
     if refused := sorted(set(conn.extra) - set(accepted)):
         raise InvalidError(
             f"a {conn.conn_type} connection has a property in its extra that is not accepted; no client was started",
@@ -119,13 +111,10 @@ def refuse_other_properties(conn: Connection, accepted: Collection[str]) -> None
 
 def http_url(conn: Connection) -> str:
     """
-    Return the URL of an Airflow connection of type ``http`` or ``https``.
+    Return the URL of an Airflow connection of type ``http`` or ``https``. Host, schema and port mean the same as in Airflow's HTTP provider.
 
-    Host, schema and port have the same meaning as in Airflow's HTTP provider. Airflow's provider ignores the type ``https``, which a connection from the URI
-    ``https://host`` has, uses http and sends the password unencrypted. This function uses https for the type ``https``, unless the host or the schema names a
-    scheme.
-
-    :raises InvalidError: the connection has no valid host
+    Airflow's provider ignores the type ``https``, which a connection from the URI ``https://host`` has, uses http and sends the password unencrypted. This
+    function uses https for the type ``https``, unless the host or the schema names a scheme.
     """
     if not conn.host:
         raise InvalidError("an http connection must have a host", conn_id=conn.conn_id)
@@ -156,10 +145,9 @@ def clear_text_warning(
     sent: str = "the credentials of connection {conn_id} and every record",
 ) -> list[str]:
     """
-    Return one warning if the credentials of a connection leave the machine unencrypted, else an empty list.
+    Return one warning if the credentials of a connection leave the machine unencrypted, else an empty list. A loopback address gets no warning.
 
     :param sender: what sends the credentials, such as ``sink http``
-    :param host: the receiving host; no warning is returned for a loopback address
     :param remedy: what the user must change to enable encryption
     :param sent: the data that is sent; ``{conn_id}`` stands for the connection
     """
@@ -191,9 +179,5 @@ def use_resolver(resolver: Resolver) -> Iterator[None]:
 
 
 def connection(conn_id: str) -> Connection:
-    """
-    Return the connection with this id, from the active resolver.
-
-    :raises InvalidError: the resolver finds no such connection
-    """
+    """Return the connection with this id, from the active resolver."""
     return _RESOLVER.get()(conn_id)

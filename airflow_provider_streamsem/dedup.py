@@ -73,11 +73,7 @@ class Dedup:
         return f"dedup {self.rows} rows" if self.rows is not None else "dedup in each batch"
 
     def cutoff_ms(self, now_ms: int) -> int:
-        """
-        Return the time, in milliseconds UTC, before which ids are expired. Returns 0 if ids do not expire by age.
-
-        :param now_ms: ``planned_at_ms`` of the plan (I13)
-        """
+        """Return the time before which ids are expired; 0 if ids do not expire by age. ``now_ms`` is ``planned_at_ms`` of the plan (I13)."""
         return 0 if self.ttl_s is None else now_ms - self.ttl_s * 1000
 
 
@@ -136,11 +132,7 @@ def has_only_expired_ids(dedup: Dedup | None, state: Json, now_ms: int) -> bool:
 
 
 def layers_of(state: Json, dedup: Dedup, now_ms: int) -> list[Layer]:
-    """
-    Return the layers with ids that are not expired, oldest first.
-
-    Layers in which every id is before the cutoff are left out, and so are layers that are older than the newest ``dedup.rows`` ids.
-    """
+    """Return the layers with ids that are not expired, oldest first. Layers that are older than the newest ``dedup.rows`` ids are left out, too."""
     layers = stored_layers(state)
     kept: list[Layer] = []
     rows = 0
@@ -154,11 +146,7 @@ def layers_of(state: Json, dedup: Dedup, now_ms: int) -> list[Layer]:
 
 
 def stored_layers(state: Json) -> list[Layer]:
-    """
-    Parse the layers that an outcome names, oldest first.
-
-    :raises LogDamagedError: the state is not a list of layers, or a key points outside the state's location
-    """
+    """Parse the layers that an outcome names, oldest first."""
     if state is None:
         return []
     items = state.get("dedup", []) if isinstance(state, dict) else None
@@ -168,11 +156,7 @@ def stored_layers(state: Json) -> list[Layer]:
 
 
 def absorbed(layers: Sequence[Layer], rows: int) -> int:
-    """
-    Return the number of newest layers that a new layer of ``rows`` ids absorbs.
-
-    An existing layer is absorbed if it is not larger than the new layer together with the layers that the new layer has absorbed before.
-    """
+    """Return how many of the newest layers a new layer of ``rows`` ids absorbs: each that is not larger than the new layer with those absorbed before."""
     count = 0
     for layer in reversed(layers):
         if layer.rows > rows:
@@ -192,7 +176,7 @@ def state_after(kept: Sequence[Layer], older: Sequence[Layer], written: Committa
     """
     Return the state in which one new layer replaces the layers ``older``.
 
-    Its ``newest_ms`` is at least that of every layer in ``older``, because the clock of this batch may be behind that of an earlier batch.
+    Its ``newest_ms`` is at least theirs, because the clock of this batch may be behind that of an earlier batch.
     """
     newest_ms = max([now_ms, *(layer.newest_ms for layer in older)])
     return state_of([*kept, Layer(newest_ms=newest_ms, rows=written.rows, files=written.files)])

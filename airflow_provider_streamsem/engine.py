@@ -19,20 +19,17 @@ from airflow_provider_streamsem.state import State
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Job:
     """
-    The input of one staging attempt, apart from the commit log, which :meth:`Engine.stage` receives separately.
+    The input of one staging attempt, apart from the commit log.
 
     :param transform: ``fn(DataFrame) -> DataFrame`` or ``-> {sink name: DataFrame}``; with lookups, ``fn(DataFrame, {lookup name: DataFrame})``
     :param lookups: name → lookup table. The plan has their pins
-    :param transform_name: the transform's name in errors
     :param where: SQL predicate that the engine applies before the transform, or ``None``
     :param max_quarantined: maximum number of records that may fail to parse, inclusive; with more, the attempt fails
     :param schemas: sink → the columns that the log has recorded, as schema JSON in Spark's form
-    :param dedup: the deduplication settings, or ``None``
-    :param base_state: the deduplication state, and the state of the stateful operators, before the batch; for reprocessing, before the batch at the root of
-        the chain
+    :param base_state: the deduplication state, and the state of the stateful operators, before the batch; for reprocessing, before the batch at the root of the
+        chain
     :param batch_time_ms: the processing time of the batch, at which ids expire and timers fire, in milliseconds UTC. It is ``planned_at_ms`` of the batch; for
         reprocessing, of the batch at the root of the chain
-    :param state_settings: the settings of the transform's state, or ``None``. ``base_state`` contains the state of its operators
     :param chain: for reprocessing with deduplication across batches: the states of the chain and of the log's head
     """
 
@@ -82,15 +79,7 @@ def nothing_produced(sinks: Mapping[str, Sink], state: Json = None) -> Produced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteJob:
-    """
-    The input of one attempt to rewrite files of a dataset.
-
-    :param sink: the sink of the dataset, with the target size of the new files
-    :param files: the files to rewrite, in the format of the sink
-    :param schema: the columns of the sink, as schema JSON in Spark's form
-    :param version: the version of the rewrite
-    :param attempt_id: the attempt, which has its own location in the dataset
-    """
+    """The input of one attempt to rewrite files of a dataset. ``schema`` is the columns of the sink, as schema JSON in Spark's form."""
 
     sink: FilesSink
     files: Sequence[DataFile]
@@ -101,12 +90,7 @@ class RewriteJob:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contents:
-    """
-    The number and a digest of the rows of some files.
-
-    :param rows: the number of rows
-    :param digest: a digest that is equal for equal rows in any order, and that reveals no value
-    """
+    """The number of the rows of some files, and a digest that is equal for equal rows in any order, and that reveals no value."""
 
     rows: int
     digest: str
@@ -114,13 +98,7 @@ class Contents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewrittenFiles:
-    """
-    The result of one attempt to rewrite files.
-
-    :param output: the new files
-    :param before: the rows of the files that were read
-    :param after: the rows of the new files, which were read again after they were complete
-    """
+    """The result of one attempt to rewrite files. ``after`` describes the rows of the new files, which were read again after they were complete."""
 
     output: Committable
     before: Contents
@@ -136,21 +114,11 @@ class Engine(Protocol):
     """
 
     def stage(self, job: Job, log: CommitLog) -> Produced:
-        """
-        Stage one attempt.
-
-        :raises StageError: the engine failed; a retry may succeed
-        :raises DataError: the engine cannot accept the data or the transform's result
-        """
+        """Stage one attempt. Raises ``StageError`` if a retry may succeed, and ``DataError`` if the engine cannot accept the data or the transform's result."""
         ...
 
     def rewrite(self, job: RewriteJob, log: CommitLog) -> RewrittenFiles:
-        """
-        Write the rows of some files of a dataset to new files at the location of the attempt. Return the number and the digest of the rows of both.
-
-        :raises StageError: the engine failed; a retry may succeed
-        :raises DataError: the engine cannot read the files
-        """
+        """Write the rows of some files to new files at the location of the attempt. Raises ``StageError`` if a retry may succeed, else ``DataError``."""
         ...
 
     def cancel(self) -> None:

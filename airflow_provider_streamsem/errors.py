@@ -48,11 +48,7 @@ class StreamsemError(Exception):
         self.fields = fields
 
     def advising(self: E, do: str) -> E:
-        """
-        Replace the advice of the class with more specific advice, and return the error.
-
-        :param do: the action, in the form of :attr:`do`
-        """
+        """Replace the advice of the class with more specific advice, in the form of :attr:`do`, and return the error."""
         self.do = do
         return self
 

@@ -33,11 +33,7 @@ def _is_installed(module: str) -> bool:
 
 
 def check(extras: Iterable[str], *, pipeline: str) -> None:
-    """
-    Reject a pipeline whose libraries are not installed, before anything is read or written.
-
-    :raises InvalidError: names the missing libraries and the command that installs them
-    """
+    """Reject a pipeline whose libraries are not installed, before anything is read or written."""
     if lacking := missing(extras):
         raise InvalidError(
             "the environment of this process lacks libraries that the pipeline needs; nothing was read or written",

@@ -66,11 +66,7 @@ def _entry_points(kind: Kind) -> dict[str, EntryPoint]:
 
 
 def knows(kind: Kind, name: str) -> bool:
-    """
-    Return whether a name is registered.
-
-    Reads the entry points of installed packages only for a name that is not built in, and at most once per process.
-    """
+    """Return whether a name is registered. Reads the entry points of packages only for a name that is not built in, and at most once per process."""
     return name in _BUILT_IN[kind] or name in _entry_points(kind)
 
 
@@ -80,11 +76,7 @@ def is_built_in(kind: Kind, name: object) -> bool:
 
 
 def load(kind: Kind, name: str) -> Any:
-    """
-    Import and return the class or factory of a name.
-
-    :raises InvalidError: the name is not registered
-    """
+    """Import and return the class or factory of a name."""
     if name in _BUILT_IN[kind]:
         module, attribute = _BUILT_IN[kind][name].split(":")
         return getattr(import_module(module), attribute)
@@ -95,11 +87,7 @@ def load(kind: Kind, name: str) -> Any:
 
 
 def name_of(kind: Kind, value: object) -> str:
-    """
-    Return the name under which the class of an object is registered.
-
-    :raises InvalidError: the class is not registered
-    """
+    """Return the name under which the class of an object is registered."""
     path = f"{type(value).__module__}:{type(value).__qualname__}"
     for name, built_in_path in _BUILT_IN[kind].items():
         if built_in_path == path:

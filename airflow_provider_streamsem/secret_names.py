@@ -90,12 +90,10 @@ def _is_secret_setting(name: str, value: str) -> bool:
 
 def without_secrets(where: str, value: Any) -> None:
     """
-    Reject a value that contains a secret. Secrets are detected by names, in URLs and in connection strings only.
+    Reject JSON that contains a secret. Secrets are detected by names, in URLs and in connection strings only.
 
-    The log stores the spec, the triggerer receives it, and command lines show it. So a spec must not contain secrets.
-
-    :param value: JSON. A string under a name that means a secret is a secret. So is a URL with a password, or with a secret in its parameters
-    :raises InvalidError: ``value`` contains a secret. The error names the paths of the secrets within ``value``, without their values
+    The log stores the spec, the triggerer receives it, and command lines show it. So a spec must not contain secrets. The error names the paths of the secrets,
+    without their values.
     """
     paths = sorted(_secrets(value, ()))
     if paths:

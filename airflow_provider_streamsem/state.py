@@ -110,7 +110,6 @@ class Operator:
     A stateful operator in the query plan of the transform.
 
     :param name: Spark's name of the operator
-    :param rows: the number of rows in its state
     :param bytes: the size of the SST files of its state, in bytes
     :param ids: for each partition of the state, the unique ids of its state stores
     :param digests: for each id, the first 16 hexadecimal digits of the sha256 of the snapshot with this id. An outcome needs 19 bytes for each digest, and 39
@@ -167,7 +166,6 @@ def with_schema_files_in(metadata: str, directory: str) -> str:
     """
     Replace the directory in all paths of schema files in Spark's metadata of ``transformWithState``. Spark stores absolute paths, and an outcome relative ones.
 
-    :param metadata: the metadata, as :class:`Operator` or a file below ``_metadata/v2/`` has it
     :param directory: URL of the directory of the operator, which contains ``_stateSchema``; ``""``: make the paths relative
     """
     start = json.dumps(f"{directory}/_stateSchema/")[:-1]
@@ -175,12 +173,7 @@ def with_schema_files_in(metadata: str, directory: str) -> str:
 
 
 def operator_state(state: Json) -> OperatorState | None:
-    """
-    Return the state of the operators in an outcome; ``None`` if it has none.
-
-    :param state: the field ``state`` of the outcome
-    :raises LogDamagedError: the state is not valid, or its root or an id contains other characters than letters, digits, ``-`` and ``_``
-    """
+    """Return the state of the operators in the field ``state`` of an outcome; ``None`` if it has none."""
     stored = state.get(FIELD) if isinstance(state, Mapping) else None
     if stored is None:
         return None
@@ -196,11 +189,7 @@ def operator_state(state: Json) -> OperatorState | None:
 
 
 def watermark_after(state: Json) -> int | None:
-    """
-    Return the watermark after a batch, in milliseconds since the epoch; ``None`` if there is no state, or no record had an event time yet.
-
-    :param state: the field ``state`` of the outcome
-    """
+    """Return the watermark after a batch, in milliseconds since the epoch; ``None`` if there is no state, or no record had an event time yet."""
     parsed = operator_state(state)
     has_watermark = parsed is not None and any(watermark is not None for watermark in parsed.watermarks)
     return parsed.next_watermark_ms if parsed is not None and has_watermark else None
@@ -212,9 +201,9 @@ def chosen_watermark_ms(
     """
     Return the watermark of several ``withWatermark`` calls: the smallest of those that are not idle. If all are idle, it is the smallest of all.
 
-    :param watermarks: the watermarks, in milliseconds since the epoch; ``None`` before the first record, which counts as 0
-    :param records_at_ms: for each watermark, when the newest batch with records of it was planned, in milliseconds since the epoch
-    :param idle_since_ms: a watermark without records after this time, in milliseconds since the epoch, is idle; ``None``: none is
+    :param watermarks: ``None`` before the first record, which counts as 0
+    :param records_at_ms: for each watermark, when the newest batch with records of it was planned
+    :param idle_since_ms: a watermark without records after this time is idle; ``None``: none is
     :param largest: Spark's policy ``max``: return the largest watermark instead
     """
     known = [watermark or 0 for watermark in watermarks]
@@ -227,10 +216,7 @@ def chosen_watermark_ms(
 
 def no_data_watermark_ms(settings: State, last: OperatorState, *, closed_ms: int, now_ms: int) -> int | None:
     """
-    Return the watermark of a no-data batch, in milliseconds since the epoch; ``None`` if no such batch is due (W29).
-
-    :param closed_ms: when the newest version was closed, in milliseconds since the epoch
-    :param now_ms: the time of the plan, in milliseconds since the epoch
+    Return the watermark of a no-data batch that is planned at ``now_ms``; ``None`` if no such batch is due (W29). ``closed_ms``: when the head was closed.
     """
     if settings.output_mode == "complete" or not any(operator.rows for operator in last.operators):
         return None
@@ -253,12 +239,9 @@ def with_operator_state(state: Json, operators: OperatorState | None) -> Json:
 
 def check_same_definition(before: OperatorState | None, definition: str) -> None:
     """
-    Check that the definition of a ready-made transform is that of the previous batch.
+    Check that the definition of a ready-made transform, as in :class:`OperatorState`, is that of the previous batch.
 
     Comparing the operators is not sufficient: ``sum(a)`` and ``sum(b)`` have the same stateful operators, but different stored values.
-
-    :param definition: as in :class:`OperatorState`
-    :raises InvalidError: both batches have a definition, and they differ
     """
     if before is not None and before.definition and definition and before.definition != definition:
         raise InvalidError(
@@ -270,11 +253,7 @@ def check_same_definition(before: OperatorState | None, definition: str) -> None
 
 
 def check_same_operators(before: OperatorState | None, after: OperatorState) -> None:
-    """
-    Check that the transform has the same stateful operators and number of watermarks as in the batch before.
-
-    :raises InvalidError: they differ
-    """
+    """Check that the transform has the same stateful operators and number of watermarks as in the batch before."""
     if before is None:
         return
     names_before, names_after = ([operator.name for operator in state.operators] for state in (before, after))
@@ -296,11 +275,7 @@ def different_operators_error(before: list[str], now: list[str], **watermarks: i
 
 
 def check_spark_version(before: OperatorState | None, running: str) -> None:
-    """
-    Check that the stored state was not written by a newer minor version of Spark than the one that runs.
-
-    :raises InvalidError: a newer Spark wrote the state
-    """
+    """Check that the stored state was not written by a newer minor version of Spark than the one that runs."""
     if before is None or not before.spark_version:
         return
     wrote, runs = (tuple(map(int, version.split(".")[:2])) for version in (before.spark_version, running))

@@ -58,10 +58,7 @@ RESTORE = (
 
 def with_digests(store: Store, state: Json) -> Json:
     """
-    Read the snapshots that an attempt has written, and return its state with their digests. Sends one read for each id.
-
-    :param state: the state of the attempt; unchanged if it has digests already
-    :raises StageError: a snapshot is not in the log
+    Read the snapshots that an attempt has written, and return its state with their digests. A state with digests stays unchanged. Sends one read for each id.
     """
     parsed = operator_state(state)
     if parsed is None or all(operator.digests for operator in parsed.operators):
@@ -83,8 +80,6 @@ def make_durable(store: Store, state: OperatorState) -> None:
     Make the files of a state in a directory durable, because Spark leaves them in the page cache, and the outcome must not be durable before them.
 
     S3 confirms a write only when it is durable.
-
-    :raises StoreRefusedError: a file could not be made durable
     """
     if split_url(store.url)[0] != "file":
         return
@@ -97,22 +92,14 @@ def make_durable(store: Store, state: OperatorState) -> None:
 
 
 def check_base(store: Store, state: Json, version: int) -> None:
-    """
-    Check that the snapshots on which a batch builds exist and have the recorded content. Sends one read for each id.
-
-    :raises DataError: a snapshot is missing, or has another content; the error names the first one
-    """
+    """Check that the snapshots on which a batch builds exist and have the recorded content. Sends one read for each id."""
     if wrong := _wrong_snapshots(store, state):
         error = DataError(DAMAGED, version=version, file=f"{store.url}/{wrong[0]}", files=len(wrong))
         raise error.advising(RESTORE)
 
 
 def is_complete(store: Store, state: Json) -> bool:
-    """
-    Return whether the snapshots of the operators' state exist and have the recorded content (W17). Sends one read for each id.
-
-    :param state: the field ``state`` of a manifest
-    """
+    """Return whether the snapshots of the operators' state exist and have the recorded content (W17). Sends one read for each id."""
     return not _wrong_snapshots(store, state)
 
 
@@ -140,21 +127,13 @@ def _digest(store: Store, key: str) -> str:
 
 
 def is_loadable(store: Store, state: Json) -> bool:
-    """
-    Return whether the snapshots of a state exist and have the recorded content, and the SST files that they name exist. Vacuum deletes SST files first.
-
-    The function reads each snapshot.
-    """
+    """Return whether the state has its recorded snapshots, and the SST files that they name. Vacuum deletes SST files first. Reads each snapshot."""
     return not unloadable(store, [state])
 
 
 def unloadable(store: Store, states: Sequence[Json]) -> list[int]:
     """
-    Return the indexes of the states of which a snapshot is missing or has another content, or an SST file that a snapshot names is missing or truncated.
-
-    The function reads each snapshot.
-
-    :param states: the fields ``state`` of outcomes
+    Return the indexes of the states of which a snapshot is missing or differs, or an SST file that one names is missing or truncated. Reads each snapshot.
     """
     listed: dict[str, dict[str, int]] = {}
     missing = []
@@ -201,11 +180,7 @@ def needed(store: Store, state: OperatorState) -> Iterator[str]:
 
 
 def unneeded(store: Store, oldest: OperatorState) -> Iterator[ObjectStat]:
-    """
-    Yield the state files of other roots, and those that only states before ``oldest`` use (V7). SST files come before their snapshots.
-
-    The function reads the snapshots that it yields, and those of ``oldest``.
-    """
+    """Yield the state files of other roots, and those that only states before ``oldest`` use (V7). SST files come before their snapshots."""
     root = f"{LOCATION}/{oldest.root}/"
     directories: dict[str, _Directory] = {}
     for stat in list(store.list(f"{LOCATION}/")):

@@ -44,7 +44,7 @@ class PhaseEnded:
     The innermost phase ended.
 
     :param error: class name of the exception that ended the phase; ``""`` if there was none
-    :param summary: summary of an error of this package: a fixed sentence without values. ``""`` for other exceptions, whose messages may contain secrets
+    :param summary: a fixed sentence without values. ``""`` for an exception of another package, whose message may contain secrets
     """
 
     phase: Phase
@@ -268,11 +268,7 @@ def emit(make: Callable[P, Event], *args: P.args, **kwargs: P.kwargs) -> None:
 
 @contextmanager
 def phase(name: Phase, **facts: str | int) -> Iterator[None]:
-    """
-    Emit the start and the end of a phase.
-
-    Within the block, each record of a logger from :func:`log_of` has the facts of this phase and of all enclosing phases.
-    """
+    """Emit the start and the end of a phase. Within it, each record of a logger from :func:`log_of` has the facts of this phase and of all enclosing ones."""
     known: Facts = MappingProxyType({**_FACTS.get(), **facts})
     token = _FACTS.set(known)
     emit(PhaseStarted, phase=name, facts=known)

@@ -22,12 +22,9 @@ class Parameter:
     A parameter of a verb.
 
     :param name: as in Python and in the params of a DAG run
-    :param minimum: the smallest integer that is accepted; ``None``: any
-    :param maximum: the greatest one; ``None``: any
     :param default: of a text or an integer; see :attr:`absent`
     :param needs: name of the parameter without which this one has no effect
     :param option: the option of the command; default: the name
-    :param is_positional: whether it is a positional argument of the command
     :param metavar: stands for the value in the help of the command
     :param choices: the accepted texts; empty: any
     :param in_form: whether the form of the web view has a field for it
@@ -56,12 +53,7 @@ class Parameter:
         return {"boolean": False, "array": ()}.get(self.type, self.default)
 
     def checked(self, value: Any, spelled: str = "") -> Any:
-        """
-        Return a value, or the default for ``None``.
-
-        :param spelled: the name of the parameter in an error
-        :raises InvalidError: the integer is not within the bounds, or the value is not of the type
-        """
+        """Return a value, or the default for ``None``. ``spelled`` is the name of the parameter in an error."""
         if value is None and not self.required:
             return self.absent
         if self.type == "boolean":
@@ -84,7 +76,6 @@ class Verb:
 
     :param help: one sentence or two
     :param effect: consequences that a user must know before; ``""`` if ``help`` names them
-    :param example: example arguments of the command
     :param parameters: in the order in which the command lists them
     :param takes_target: whether the first argument of the command is a log or a pipeline
     :param is_target_optional: whether an option may replace the first argument
@@ -116,12 +107,7 @@ class Verb:
     def values(
         self, given: Mapping[str, Any], spelled: Callable[[Parameter], str] = lambda each: each.name
     ) -> dict[str, Any]:
-        """
-        Return the value of each parameter by name. ``None`` in ``given`` is no value.
-
-        :param spelled: returns the name of a parameter in an error
-        :raises InvalidError: a value is not valid, or needs another one
-        """
+        """Return the value of each parameter by name. ``None`` in ``given`` is no value. ``spelled`` returns the name of a parameter in an error."""
         known = {name: value for name, value in given.items() if value is not None}
         found = {
             each.name: each.checked(known[each.name], spelled(each)) if each.name in known else each.absent
