@@ -176,7 +176,7 @@ def state_after(kept: Sequence[Layer], older: Sequence[Layer], written: Committa
     """
     Return the state in which one new layer replaces the layers ``older``.
 
-    Its ``newest_ms`` is at least theirs, because the clock of this batch may be behind that of an earlier batch.
+    Its ``newest_ms`` is at least that of every layer in ``older``, because the clock of this batch may be behind that of an earlier batch.
     """
     newest_ms = max([now_ms, *(layer.newest_ms for layer in older)])
     return state_of([*kept, Layer(newest_ms=newest_ms, rows=written.rows, files=written.files)])

@@ -215,9 +215,7 @@ def chosen_watermark_ms(
 
 
 def no_data_watermark_ms(settings: State, last: OperatorState, *, closed_ms: int, now_ms: int) -> int | None:
-    """
-    Return the watermark of a no-data batch that is planned at ``now_ms``; ``None`` if no such batch is due (W29). ``closed_ms``: when the head was closed.
-    """
+    """Return the watermark of a no-data batch planned at ``now_ms``; ``None`` if none is due (W29). ``closed_ms``: when the newest version was closed."""
     if settings.output_mode == "complete" or not any(operator.rows for operator in last.operators):
         return None
     has_watermark = any(watermark is not None for watermark in last.watermarks)

@@ -23,9 +23,7 @@ def abort(log: CommitLog, record: PipelineRecord, version: int, *, reason: str) 
     """
     Close the open version as an abort (W22). No rows of the version become visible. If the version is a batch, the next run plans its range again.
 
-    :param reason: why the version is aborted; stored in the outcome
-    :returns: the stored outcome. It is a *commit* if an attempt committed the version first
-    :raises InvalidError: the version is not open, or an argument is not valid
+    Return the stored outcome. It is a *commit* if an attempt committed the version first.
     """
     VERSION.checked(version)
     text("reason", reason)

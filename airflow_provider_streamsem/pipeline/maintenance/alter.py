@@ -219,13 +219,7 @@ _EFFECTS = {
 
 
 def diff(before: Json, now: Json, moved: Collection[str] = ()) -> list[Change]:
-    """
-    Return the changes of the deduplication, the state and the sinks.
-
-    :param before: the immutable fields in the log
-    :param now: those of the new spec
-    :param moved: files sinks whose dataset was copied to the new path
-    """
+    """Return the changes of the deduplication, the state and the sinks between two sets of immutable fields. For ``moved``, see :func:`alter`."""
     changes = []
     pairs = {field: (before.get(field), now.get(field)) for field in ("dedup", "state")}
     names = sorted({*before["sinks"], *now["sinks"]})

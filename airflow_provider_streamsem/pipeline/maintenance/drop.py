@@ -21,7 +21,6 @@ class Dropped:
     """
     What :func:`drop` deleted, or would delete in a dry run.
 
-    :param log: URL of the fork's log
     :param forked_from: URL of the original's log, which stays
     :param attempts: number of attempts whose files are deleted from the datasets
     :param objects: number of objects that are deleted from the log

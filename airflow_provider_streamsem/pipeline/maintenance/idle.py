@@ -9,14 +9,7 @@ from airflow_provider_streamsem.protocol.view import ClosedHead
 
 
 def idle_head(opened: OpenPipeline, work: str, *, closes_staged: bool) -> ClosedHead:
-    """
-    Return the newest head, in which no version is open and no publish is pending.
-
-    :param closes_staged: whether to close an open rewrite
-    :raises OpenVersionError: another version is open, or its publishes are pending
-    :raises HeldVersionError: the open version is held
-    :raises ConflictError: the pipeline was altered since, so its immutable fields differ (W35)
-    """
+    """Return the newest head if no version is open and no publish is pending, else refuse. ``closes_staged``: close an open rewrite first."""
     log = opened.log
     head, _ = settle(opened, log.newest_head(), work, closes_staged=closes_staged)
     if head.has_pending_publishes:

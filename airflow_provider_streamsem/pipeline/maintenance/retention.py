@@ -25,12 +25,8 @@ _DAY_MS = 86_400_000
 
 def compute_oldest_readable(log: CommitLog, head: Head, *, keep_versions: int | None, keep_days: int) -> int:
     """
-    Return the oldest version to keep: the oldest of the newest ``keep_versions``, or the one that was the newest ``keep_days`` days ago, whichever is older.
-
-    Expiries at the head do not count, so a repeated call finds the same version.
-
-    :param keep_versions: ``None``: all
-    :returns: 0 or less if all versions are kept
+    Return the oldest version to keep, 0 or less for all: the oldest of the newest ``keep_versions``, or the one that was the newest ``keep_days`` days ago,
+    whichever is older. Expiries at the head do not count, so a repeated call finds the same version.
     """
     if keep_versions is None:
         return 0
@@ -46,10 +42,7 @@ def expire(opened: OpenPipeline, oldest: int) -> Outcome:
     Commit an expiry: from then on, no reader reads a version below ``oldest``, and no rollback returns to one. No run reprocesses such a version if its rows
     are only in a rewrite, or with deduplication across batches (W43, W44).
 
-    :returns: the newest outcome. Its oldest readable version may be higher than ``oldest``, because another process may have committed an expiry
-    :raises OpenVersionError: a version is open or not published yet, or another writer created the next version. Nothing has expired
-    :raises HeldVersionError: the open version is held
-    :raises ConflictError: the log has other immutable fields than the pipeline
+    Return the newest outcome. Its oldest readable version may be higher than ``oldest``, because another process may have committed an expiry.
     """
     log = opened.log
     head = idle_head(opened, "expiry", closes_staged=False)
@@ -64,11 +57,7 @@ def expire(opened: OpenPipeline, oldest: int) -> Outcome:
 
 
 def new_rewrites(log: CommitLog, newest: Outcome, begin: int, end: int) -> list[SegmentRewrite]:
-    """
-    Return the rewrites of versions in ``(begin, end]`` that apply at the newest version. Readers find the rows of their commits only in their files.
-
-    :raises LogDamagedError: a rewrite breaks a rule, so it does not show where the rows are (I23, I24)
-    """
+    """Return the rewrites of versions in ``(begin, end]`` that apply at the newest version. Readers find the rows of their commits only in their files."""
     if Rewrite.kind not in newest.newest or end <= begin:
         return []
     found = log.view(version=newest.version, outcomes_from=begin).rewrites
@@ -79,11 +68,9 @@ def unneeded_attempts(
     log: CommitLog, newest: Outcome, begin: int, oldest: int, rewrites: Sequence[SegmentRewrite]
 ) -> Iterator[tuple[Outcome, str | None]]:
     """
-    Yield the outcomes of the versions up to ``oldest`` whose data files no reader of ``oldest`` or a later version needs.
+    Yield ``(outcome, sink)`` for the versions up to ``oldest`` whose data files no reader of ``oldest`` or a later version needs. ``None``: of all sinks.
 
     :param begin: an earlier vacuum has deleted what was unneeded at this version
-    :param rewrites: those that :func:`new_rewrites` returns
-    :returns: each outcome with the sink whose files are unneeded; ``None``: all sinks
     """
     if oldest <= begin:
         return

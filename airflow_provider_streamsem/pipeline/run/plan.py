@@ -33,9 +33,8 @@ def may_wait(limits: Limits, rows: int, *, since_ms: int | None, now_ms: int) ->
     """
     Return whether the run leaves the rows for a later run: there are fewer than ``limits.min_rows``, and ``limits.max_delay_s`` has not elapsed.
 
-    :param since_ms: start of the delay, in milliseconds UTC: when the newest outcome was created. ``None`` before the first outcome: version 0 is never
-        delayed
-    :param now_ms: the current time in milliseconds UTC, which the plan records as ``planned_at_ms`` (I13)
+    :param since_ms: when the newest outcome was created; ``None`` before the first outcome: version 0 is never delayed
+    :param now_ms: the current time, which the plan records as ``planned_at_ms`` (I13)
     """
     if limits.min_rows is None or limits.max_delay_s is None or since_ms is None or rows >= limits.min_rows:
         return False
@@ -44,11 +43,7 @@ def may_wait(limits: Limits, rows: int, *, since_ms: int | None, now_ms: int) ->
 
 @dataclass(frozen=True, slots=True)
 class Corrections:
-    """
-    Versions to reprocess before the run plans further, because the source has replaced records that they read.
-
-    :param versions: committed batches, in ascending order
-    """
+    """Committed batches, in ascending order, to reprocess before the run plans further, because the source has replaced records that they read."""
 
     versions: list[int]
 
@@ -61,11 +56,9 @@ def plan_batch(
 
     The first plan of a drain records the target: the current end offsets of the source. Every later plan of the run ends at or below that target (W14, I19).
 
-    :param drain: whether the run plans further versions until it reaches the target
     :returns: the plan; :class:`Corrections` if versions must be reprocessed first; ``None`` if the source has nothing new (W15), or if the run leaves the rows
         for a later run. If a pipeline with state has windows to close, a plan without ranges (W29) in place of ``None``
     :raises SourceChangedError: versions must be reprocessed first, and ``on_reprocess`` of the source is ``refuse``
-    :raises StreamsemError: the source cannot be polled or has lost records; see :class:`airflow_provider_streamsem.connectors.source.Planner`
     """
     clock = opened.log.clock
     began_ms, planned_at_ms = clock.now_ms(), _batch_time_ms(opened, ready.head)

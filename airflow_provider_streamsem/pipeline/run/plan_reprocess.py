@@ -29,11 +29,7 @@ logger = telemetry.log_of(__name__)
 
 
 def refuse_sinks(pipeline: Pipeline) -> None:
-    """
-    Refuse sinks that cannot replace published rows. Called before the run writes anything.
-
-    :raises InvalidError: names the sinks
-    """
+    """Refuse sinks that cannot replace published rows. Called before the run writes anything."""
     if unable := pipeline.sinks_that_cannot_remove_rows:
         raise InvalidError(
             "reprocessing must replace rows, but these sinks cannot replace published rows; nothing was written",
@@ -72,11 +68,7 @@ def abort_reprocessing(opened: OpenPipeline, run_key: str, reason: str) -> None:
 def plan_reprocess(
     opened: OpenPipeline, version: int, run_key: str, current_lookups: bool, ready: Ready, *, held: bool = False
 ) -> Plan:
-    """
-    Build the plan of a reprocessing run from the commit that it replaces, as of the head (W24, W25).
-
-    :param held: whether the version stays open until it is committed or aborted on request (W39)
-    """
+    """Build the plan of a reprocessing run from the commit that it replaces, as of the head (W24, W25). Only a request closes a held version (W39)."""
     current = current_commit(opened, ready.head, version)
     replaced, outcome = opened.log.closed_version(current)
     newest = ready.head.outcome
@@ -113,12 +105,7 @@ def plan_reprocess(
 
 
 def check_state(opened: OpenPipeline, current: int, outcome: Outcome, newest: Outcome) -> None:
-    """
-    Check that a version can be reprocessed: no rewrite binds its rows, and the state before it fits the pipeline and can be loaded.
-
-    :raises InvalidError: the version has expired, and a rewrite binds its rows or vacuum may have deleted the ids before it; the deduplication or the state was
-        altered since; or a state file is missing or was changed
-    """
+    """Check that a version can be reprocessed: no rewrite binds its rows, and the state before it fits the pipeline and can be loaded."""
     _refuse_bound(opened, current, newest)
     _refuse_expired_ids(opened, current, newest)
     _refuse_other_state(opened, outcome, newest)
@@ -184,11 +171,7 @@ def _refuse_deleted_state(opened: OpenPipeline, current: int) -> None:
 
 
 def current_commit(opened: OpenPipeline, head: Head, version: int) -> int:
-    """
-    Return the commit whose rows are visible for a version: the newest reprocessing run of its chain, or the version itself.
-
-    :raises InvalidError: the version is not closed, was aborted, is a rollback, an alter, a rewrite or an expiry, or was rolled back
-    """
+    """Return the commit whose rows are visible for a version: the newest reprocessing run of its chain, or the version itself."""
     outcome = opened.log.outcome(version) if version <= head.closed else None
     if outcome is None or not outcome.has_rows:
         raise InvalidError(
@@ -210,8 +193,6 @@ def check_record_count(sources: Mapping[str, Source], plan: Plan, counts: Mappin
     Refuse a reprocessing run that has read fewer records of a compacting source than the version that it replaces.
 
     Compaction may have removed records from the source. The commit of the reprocessing run would then remove their rows from the sinks.
-
-    :raises SourceChangedError: the attempt has read fewer records. Nothing became visible
     """
     if not isinstance(plan.work, Reprocess):
         return

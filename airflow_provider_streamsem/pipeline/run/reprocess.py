@@ -116,14 +116,12 @@ def reprocess_run(
     alter_from: str | None = None,
 ) -> RunResult:
     """
-    Reprocess every version that a run committed. If the run is not complete, complete it instead.
+    Reprocess every version that a run committed. If the run is not complete, complete it instead, as :func:`run_batch` does.
 
     :param run_key: the run whose versions are reprocessed
     :param request: identifies this request. If the request is repeated, no version is reprocessed twice
-    :param drain: as in :func:`run_batch`, if the run is completed instead
-    :param alter_from: as in :func:`run_batch`
-    :returns: ``version`` and ``outcome`` of the last reprocessing run, ``ranges`` of the run, and ``counts`` summed over the reprocessing runs. If the run
-        was completed instead: its result
+    :returns: ``version`` and ``outcome`` of the last reprocessing run, ``ranges`` of the run, and ``counts`` summed over the reprocessing runs. If the run was
+        completed instead: its result
     :raises StreamsemError: as :func:`reprocess`. Versions that were reprocessed before the error keep their new output
     """
     refuse_sinks(pipeline)

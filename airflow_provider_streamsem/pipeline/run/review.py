@@ -205,12 +205,7 @@ def _earlier_result(opened: OpenPipeline, plan: Plan) -> RunResult:
 
 
 def staged_attempt(log: CommitLog, version: int, attempt_id: str | None = None) -> StagedManifest:
-    """
-    Return the attempt of the held version.
-
-    :param attempt_id: which attempt, if concurrent processes have staged several
-    :raises InvalidError: the version is not held; or it has no such attempt, or several and none is given
-    """
+    """Return the attempt of the held version. ``attempt_id`` says which one, if concurrent processes have staged several."""
     head = log.newest_head()
     if not isinstance(head, OpenHead) or head.plan.version != version or not is_held(head.plan):
         open_version = head.plan.version if isinstance(head, OpenHead) else None

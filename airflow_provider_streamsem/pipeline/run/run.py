@@ -131,12 +131,7 @@ def plan_run(
     """
     Plan the next version of a run as :func:`run_batch` does, and stage nothing. A driver in another process then continues the run under ``run_key``.
 
-    :param run_key: as in :func:`run_batch`
-    :param drain: as in :func:`run_batch`
-    :param log: default: the log at ``pipeline.log``
-    :param alter_from: as in :func:`run_batch`
     :returns: the run's result if the run is complete or finds nothing new; ``None`` if a driver must close or publish a version
-    :raises StreamsemError: as :func:`run_batch`
     """
     text("run_key", run_key)
     flag("drain", drain)
@@ -184,11 +179,7 @@ class Run:
         self.engine: Engine = engine or registry.load("engines", "spark")()
 
     def complete(self, plan_next: Planning) -> RunResult:
-        """
-        Recover, plan, stage, commit and publish until the run completes, and return its result.
-
-        :param plan_next: builds the next plan of the run, or names versions to reprocess first; ``None`` if there is nothing to plan
-        """
+        """Recover, plan, stage, commit and publish until the run completes. ``plan_next`` returns ``None`` if there is nothing to plan."""
         clock = self.opened.log.clock
         began_ms = clock.now_ms()
         result, resumed = self._complete(plan_next)
@@ -247,11 +238,7 @@ class Run:
             ).advising("use another run key.")
 
     def plan_only(self, plan_next: Planning) -> RunResult | None:
-        """
-        Recover and plan until the run is complete or a version must be closed or published.
-
-        :returns: the result of the run; ``None`` if a version must be closed, published or reprocessed
-        """
+        """Recover and plan until the run is complete. Return ``None`` if a version must be closed, published or reprocessed."""
         position: Position = self.opened.log.locate(self.run_key, self.opened.head)
         while isinstance(position, Ready):
             self._check_immutable_config(position)
@@ -520,8 +507,6 @@ class Run:
         """
         Without operators' state, a reprocessing run changes the deduplication state. With operators' state, it changes neither of the two, because they must
         cover the same records and the operators' state cannot be changed (W26, W27, W28).
-
-        :raises StageError: a snapshot that the attempt has written is not in the log. Executors may see another disk or S3 endpoint under the log's URL
         """
         if not isinstance(job.plan.work, Reprocess):
             return state_files.with_digests(self.opened.log.store, produced.state)
@@ -553,10 +538,7 @@ def run_reprocessing(
     """
     Reprocess a committed version. If an attempt fails, the version is aborted, so that it blocks no other run (W22). A retry plans it again.
 
-    If the store did not report a result, the version stays open: an attempt may be complete, and the retry commits it.
-
-    :param opened: the pipeline. Its head must be confirmed (W24)
-    :param announces: as in :func:`run_batch`
+    If the store did not report a result, the version stays open: an attempt may be complete, and the retry commits it. The head must be confirmed (W24).
     """
     try:
         run = Run(opened, run_key, engine, announces=announces, reprocesses=version)

@@ -30,10 +30,9 @@ class Selection:
     Which batches to select. A batch must satisfy all conditions that are given.
 
     :param versions: spans ``(first, last)`` of versions, both inclusive; only batches in one of them
-    :param since_ms: only batches that were committed at or after this time, in milliseconds UTC
-    :param until_ms: only batches that were committed at or before this time, in milliseconds UTC
+    :param since_ms: only batches that were committed at or after this time
+    :param until_ms: only batches that were committed at or before this time
     :param offsets: partition → ``[start, end)``; only batches that have read one of these offsets
-    :raises InvalidError: no condition is given, or one is not valid
     """
 
     versions: tuple[tuple[int, int], ...] = ()
@@ -58,12 +57,7 @@ class Selection:
 
 
 def parse_versions(text: str) -> tuple[tuple[int, int], ...]:
-    """
-    Return the spans of versions that a text names, for :class:`Selection`.
-
-    :param text: versions and spans of versions, such as ``3-7, 9``
-    :raises InvalidError: the text has another form
-    """
+    """Return the spans of versions that a text such as ``3-7, 9`` names, for :class:`Selection`."""
     spans = []
     for part in text.split(","):
         found = _SPAN.fullmatch(part)
@@ -74,12 +68,7 @@ def parse_versions(text: str) -> tuple[tuple[int, int], ...]:
 
 
 def parse_offset_range(text: str) -> tuple[str, tuple[int, int]]:
-    """
-    Return the partition and the offsets ``[start, end)`` that a text names.
-
-    :param text: such as ``orders/0=100:200``
-    :raises InvalidError: the text has another form
-    """
+    """Return the partition and the offsets ``[start, end)`` that a text such as ``orders/0=100:200`` names."""
     partition, _, bounds = text.rpartition("=")
     start, _, end = bounds.partition(":")
     if not (partition and start.isdecimal() and end.isdecimal()):
@@ -88,12 +77,7 @@ def parse_offset_range(text: str) -> tuple[str, tuple[int, int]]:
 
 
 def parse_offsets(texts: Sequence[str]) -> Ranges:
-    """
-    Return partition → offsets, for :class:`Selection`.
-
-    :param texts: one range of each partition; see :func:`parse_offset_range`
-    :raises InvalidError: a text has another form, or a partition has two ranges
-    """
+    """Return partition → offsets, for :class:`Selection`. Each text names the range of another partition, as in :func:`parse_offset_range`."""
     parsed = [parse_offset_range(part) for part in texts]
     if len({partition for partition, _ in parsed}) != len(parsed):
         raise InvalidError("a partition has two offset ranges; give one range of each partition", given=list(texts))
@@ -136,13 +120,7 @@ def _overlaps(ranges: Ranges, wanted: Ranges) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Replacement:
-    """
-    What reprocessing would replace in one sink.
-
-    :param rows: number of rows that the sink has of the selected batches now
-    :param files: number of files with these rows
-    :param bytes: total size of these files
-    """
+    """What reprocessing would replace in one sink: the rows that the sink has of the selected batches now, the files with these rows, and their total size."""
 
     rows: int = 0
     files: int = 0
@@ -154,9 +132,7 @@ class BlastRadius:
     """
     What reprocessing the selected batches would read and replace.
 
-    :param versions: the selected batches, in ascending order
     :param counts: the sums of their row counts, by name
-    :param sinks: sink → what would be replaced in it
     :param refused: version → why it cannot be reprocessed
     :param kept: with state: the number of later batches that are not selected. They are not recomputed, although they build on the state after the first
         selected one. ``None`` without state
@@ -175,14 +151,7 @@ class BlastRadius:
 def preview_reprocess(
     pipeline: Pipeline, selection: Selection, *, downstream: Sequence[str] = (), log: CommitLog | None = None
 ) -> BlastRadius:
-    """
-    Return what reprocessing a selection would read and replace. Writes nothing, and reads no record.
-
-    :param downstream: URLs of the logs of pipelines that read this one
-    :param log: default: the log at ``pipeline.log``
-    :raises InvalidError: there is no log, or a sink cannot replace rows
-    :raises ConflictError: the spec's immutable fields differ from those of the log
-    """
+    """Return what reprocessing a selection would read and replace. Writes nothing, reads no record. ``downstream``: logs of pipelines that read this one."""
     refuse_sinks(pipeline)
     log = log or open_commit_log(pipeline.log)
     record = existing_record(pipeline, log)

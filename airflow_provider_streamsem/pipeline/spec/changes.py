@@ -20,12 +20,7 @@ SHOWN = ("where", "transform")
 
 
 def changed_fields(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
-    """
-    Return the fields in which two specs differ, as sorted paths such as ``where``, ``source.schema`` or ``sinks.lake.codec``.
-
-    :param before: the earlier spec, as :meth:`Pipeline.to_json` returns it
-    :param now: the later spec, in the same form
-    """
+    """Return the fields in which two specs differ, as sorted paths such as ``where``, ``source.schema`` or ``sinks.lake.codec``."""
     return _differences({**before, "immutable_config": None}, {**now, "immutable_config": None}, "")
 
 
@@ -68,11 +63,7 @@ def _airflow_parts(run_key: str) -> list[str] | None:
 
 
 def warn_of_open_version(log: CommitLog, plan: Plan, spec: Json, *, run_key: str) -> None:
-    """
-    Log a warning that this process stages a version that was planned with another spec. The warning names the fields in which the specs differ.
-
-    :param spec: the spec of this process, as :meth:`Pipeline.to_json` returns it
-    """
+    """Log a warning that this process stages a version that was planned with another spec. The warning names the fields in which the specs differ."""
     stored = read_json(log.read_spec(plan.spec), keys.spec(plan.spec))
     planner, own = describe_run(plan.run_key), describe_run(run_key)
     by = "" if planner == own else f" by {planner}"
@@ -92,11 +83,7 @@ def _before(log: CommitLog, outcome: Outcome) -> Outcome | None:
 
 
 def log_spec_change(log: CommitLog, before: Head, plan: Plan, spec: Json) -> None:
-    """
-    Log that a version was planned with another spec than the version before it. Log a warning if two tasks seem to run one pipeline with different specs.
-
-    :param spec: the spec of ``plan``, as :meth:`Pipeline.to_json` returns it
-    """
+    """Log that a version was planned with another spec than the version before it. Log a warning if two tasks seem to run one pipeline with different specs."""
     last = _newest_processed(log, before.outcome)
     if last is None or last.spec == plan.spec:
         return

@@ -191,11 +191,7 @@ def _sinks_reason(pipeline: _Pipeline) -> str:
 
 
 def require(pipeline: _Pipeline, least: str) -> None:
-    """
-    Refuse a pipeline whose guarantee is weaker than required.
-
-    :raises InvalidError: the computed guarantee does not satisfy ``least``; the error names the computed guarantee and its reasons
-    """
+    """Refuse a pipeline whose guarantee is weaker than required."""
     computed = guarantee(pipeline)
     if least not in SATISFIES[computed.label]:
         raise InvalidError(

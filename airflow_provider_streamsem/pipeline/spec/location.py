@@ -24,10 +24,7 @@ def located(pipeline: Pipeline) -> Iterator[Pipeline]:
     """
     Yield the pipeline with its log's URL in place of ``log_conn_id``. Within the block, all access to S3 uses the settings of that connection.
 
-    A stored spec contains the URL and never the connection id, because other deployments may read the log. A pipeline without ``log_conn_id`` is yielded
-    unchanged.
-
-    :raises InvalidError: the connection does not exist, is not of type ``streamsem``, has no root, or has credentials of an unsupported kind
+    A stored spec contains the URL and never the connection id, because other deployments may read the log.
     """
     if pipeline.log_conn_id is None:
         yield pipeline
@@ -53,11 +50,7 @@ def with_log_location(function: F) -> F:
 
 
 def root(conn: Connection) -> str:
-    """
-    Return the root location of the logs of a ``streamsem`` connection. The log of a pipeline is at ``<root>/<name>``.
-
-    :raises InvalidError: the connection is not of type ``streamsem`` or has no host
-    """
+    """Return the root location of the logs of a ``streamsem`` connection. The log of a pipeline is at ``<root>/<name>``."""
     if conn.conn_type != "streamsem":
         raise InvalidError(
             "log_conn_id must name a connection of type streamsem", conn_id=conn.conn_id, conn_type=conn.conn_type
@@ -74,8 +67,6 @@ def is_log_of(directory: str, log: str) -> bool:
     Return whether a location is that of a pipeline's log below a root: the root, ``/``, and the name of a pipeline.
 
     A name has no dots, slashes and percent signs, so no spelling of another location passes. A local log that is a symbolic link does not pass either.
-
-    :param directory: the location that :func:`root` returns
     """
     parent, _, name = log.rpartition("/")
     if parent != directory or not re.fullmatch(NAME, name):
@@ -89,8 +80,6 @@ def access(conn: Connection) -> s3.S3Access:
     Return the S3 access of a ``streamsem`` connection, from ``endpoint_url``, ``region_name`` and ``aws_conn_id`` in its extra.
 
     Values that the connection and its AWS connection do not set are ``None``. boto3's default chain supplies these.
-
-    :raises InvalidError: ``aws_conn_id`` names no connection of type ``aws``, or one with credentials of an unsupported kind
     """
     aws_conn_id = conn.extra.get("aws_conn_id")
     aws_access = aws.access_of(str(aws_conn_id), service="s3") if aws_conn_id else s3.S3Access()

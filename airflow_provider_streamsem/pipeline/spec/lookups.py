@@ -13,11 +13,7 @@ from airflow_provider_streamsem.protocol.entries import Json, Plan
 def pin_lookups(
     pipeline: Pipeline, now_ms: int, *, planned: Mapping[str, Json] = MappingProxyType({})
 ) -> dict[str, Json]:
-    """
-    Return lookup name → pin, ordered by name.
-
-    :param planned: the pins of the version that this plan replaces. A lookup that is not among them gets a pin of its current rows
-    """
+    """Return lookup name → pin, ordered by name. A pin of ``planned``, the version that this plan replaces, is kept. Others are those of the current rows."""
     return {
         name: planned[name] if name in planned else lookup.pin(now_ms)
         for name, lookup in sorted(pipeline.lookups.items())
@@ -25,12 +21,7 @@ def pin_lookups(
 
 
 def check_lookups(pipeline: Pipeline, plan: Plan) -> None:
-    """
-    Check that the rows that the plan pins for the lookups still exist, unchanged.
-
-    :raises InvalidError: the plan was created with other lookups. Nothing became visible
-    :raises LookupChangedError: rows of a lookup were changed or are missing. Nothing became visible
-    """
+    """Check that the rows that the plan pins for the lookups still exist, unchanged. Raises ``InvalidError`` if the plan was created with other lookups."""
     if {*plan.lookups} != {*pipeline.lookups}:
         raise InvalidError(
             "the open version was planned with other lookups; nothing became visible",

@@ -31,7 +31,6 @@ class OpenPipeline:
     """
     A pipeline that was checked against its log.
 
-    :param record: the log's ``pipeline.json``
     :param head: the head as a listing shows it. The listing may lag, so newer versions may exist (W8)
     :param spec: sha256 of the pipeline's spec
     """
@@ -68,12 +67,7 @@ def open_pipeline(pipeline: Pipeline, log: CommitLog) -> OpenPipeline:
 
 
 def find_record(pipeline: Pipeline, log: CommitLog) -> PipelineRecord | None:
-    """
-    Read the log's ``pipeline.json``; ``None`` if the log does not exist.
-
-    :raises InvalidError: ``log`` is not the pipeline's log
-    :raises ConflictError: the log belongs to a pipeline of another name
-    """
+    """Read the log's ``pipeline.json``; ``None`` if the log does not exist. Raises ``ConflictError`` if the log belongs to a pipeline of another name."""
     if open_store(pipeline.log).url != log.store.url:
         raise InvalidError("the given log is not the pipeline's log", pipeline=pipeline.log, given=log.store.url)
     record = log.read_pipeline()
@@ -83,12 +77,7 @@ def find_record(pipeline: Pipeline, log: CommitLog) -> PipelineRecord | None:
 
 
 def existing_record(pipeline: Pipeline, log: CommitLog) -> PipelineRecord:
-    """
-    Read the log's ``pipeline.json``.
-
-    :raises InvalidError: the log does not exist, or ``log`` is not the pipeline's log. Nothing was changed
-    :raises ConflictError: as :func:`find_record`
-    """
+    """Read the log's ``pipeline.json`` as :func:`find_record` does, but refuse a log that does not exist."""
     return find_record(pipeline, log) or log.existing_pipeline()
 
 
@@ -107,11 +96,7 @@ def _check_name(pipeline: Pipeline, record: PipelineRecord) -> None:
 
 
 def read_head(pipeline: Pipeline, log: CommitLog) -> Head:
-    """
-    Return the head that a run of the pipeline would find. For readers: writes nothing.
-
-    :raises ConflictError: the log's versions were planned with other immutable fields, or the log was moved
-    """
+    """Return the head that a run of the pipeline would find. For readers: writes nothing."""
     extras.check(pipeline.source_extras, pipeline=pipeline.name)
     head = log.find_head()
     if head.binding_spec is None:
@@ -134,7 +119,6 @@ def initial_offsets(pipeline: Pipeline, log: CommitLog, record: PipelineRecord |
 
     :param record: the log's ``pipeline.json``, which has the offsets of a fork (K4)
     :param store: whether to store the offsets if no run has stored them, so that later runs with this source start there too
-    :raises ConflictError: the log was forked for another source, other dedup keys or another output mode
     """
     if record is not None and record.fork is not None:
         check_fork(pipeline, record.fork)
@@ -151,7 +135,6 @@ def claim_datasets(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, *
     Write the ownership markers of the pipeline's datasets, or verify the existing ones. A marker that names an earlier location of a moved log is valid (M6).
 
     :param new: whether no version is closed yet. Only then may a dataset without an ownership marker be claimed
-    :raises DatasetOwnedError: a dataset belongs to another pipeline or log
     """
     for name, sink in pipeline.sinks.items():
         claim_dataset(name, sink, log, record, url=pipeline.log, new=new)
@@ -163,7 +146,6 @@ def check_and_store_spec(pipeline: Pipeline, log: CommitLog, stored: str, *, ver
 
     :param stored: sha256 of the spec of ``version``
     :param version: the newest closed version, or 0
-    :raises ConflictError: the immutable fields differ
     """
     check_immutable_config(pipeline, log, stored, version=version)
     if pipeline.spec_sha256 != stored:
@@ -171,12 +153,7 @@ def check_and_store_spec(pipeline: Pipeline, log: CommitLog, stored: str, *, ver
 
 
 def check_immutable_config(pipeline: Pipeline, log: CommitLog, stored: str, *, version: int) -> None:
-    """
-    Check that the pipeline's immutable fields equal those of the spec of ``version`` (W35). Writes nothing, and sends no request if the specs are equal.
-
-    :param stored: sha256 of the spec of ``version``
-    :raises ConflictError: the immutable fields differ
-    """
+    """Check that the pipeline's immutable fields equal those of the spec of ``version`` (W35). Writes nothing, and sends no request if the specs are equal."""
     if pipeline.spec_sha256 == stored:
         return
     before, now = log.config_of(stored), pipeline.immutable_config()
@@ -221,11 +198,7 @@ def forked_config(immutable_config: Mapping[str, Json], state: Json) -> dict[str
 
 
 def check_fork(pipeline: Pipeline, fork: Fork) -> None:
-    """
-    Check that the pipeline has the immutable fields with which its log was forked.
-
-    :raises ConflictError: a field differs
-    """
+    """Check that the pipeline has the immutable fields with which its log was forked."""
     if fork.config != sha256(canonical(forked_config(pipeline.immutable_config(), fork.state))):
         summary = "the log was forked with another source, other dedup keys or another output mode; nothing was written"
         raise ConflictError(summary, log=pipeline.log, forked_from=fork.log, version=fork.version).advising(
@@ -234,12 +207,7 @@ def check_fork(pipeline: Pipeline, fork: Fork) -> None:
 
 
 def create_log(pipeline: Pipeline, log: CommitLog, *, fork: Fork | None = None) -> PipelineRecord:
-    """
-    Create the pipeline's log, and return the stored record, which may be that of another process.
-
-    :raises UnsafeStoreError: the store does not support atomic create-if-absent
-    :raises ConflictError: a dataset of the pipeline was written by a log that is lost
-    """
+    """Create the pipeline's log, and return the stored record, which may be that of another process."""
     try:
         for sink in pipeline.sinks.values():
             sink.refuse_existing_output(pipeline.log)

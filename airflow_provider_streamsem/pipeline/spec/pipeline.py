@@ -430,12 +430,7 @@ def _arguments(kind: registry.Kind, part: Any) -> Json:
 
 
 def from_json(spec: Mapping[str, Any], *, where: str = "the spec") -> Pipeline:
-    """
-    Build a pipeline from the structure of :meth:`Pipeline.to_json` or of a TOML file.
-
-    :param where: name of the spec in errors, such as the path of the file
-    :raises InvalidError: a key is unknown or missing, or an argument is not valid
-    """
+    """Build a pipeline from the structure of :meth:`Pipeline.to_json` or of a TOML file. ``where`` names the spec in errors."""
     arguments.known_keys(where, spec, [f.name for f in dataclasses.fields(Pipeline)] + ["sources", "format", *DERIVED])
     values = {key: value for key, value in spec.items() if key not in ("format", *DERIVED) and value is not None}
     several = values.pop("sources", None)
@@ -502,22 +497,15 @@ def load_pipeline(path: str) -> Pipeline:
 
 
 def load_spark_conf(path: str) -> dict[str, str]:
-    """
-    Load the table ``[spark_conf]`` of a pipeline file: setting → value. The table is not part of the spec and is never stored.
-
-    :raises InvalidError: the file cannot be read or is not TOML, or a value is not a string, integer or boolean
-    """
+    """Load the table ``[spark_conf]`` of a pipeline file: setting → value. The table is not part of the spec and is never stored."""
     return spark_settings(_document(path).get("spark_conf", {}), where=f"{path} [spark_conf]")
 
 
 def spark_settings(table: object, *, where: str) -> dict[str, str]:
     """
-    Flatten Spark settings from TOML to setting → value.
+    Flatten Spark settings from TOML to setting → value. ``where`` names the table in errors.
 
     TOML parses a dotted name without quotes as nested tables, so both forms are accepted.
-
-    :param where: name of the table in errors
-    :raises InvalidError: the value is not a table, or a value is not a string, integer or boolean
     """
     if not isinstance(table, Mapping):
         raise InvalidError(f"{where} must be a table", given=type(table).__name__)

@@ -29,12 +29,7 @@ _SEPARATOR = "/"
 
 @dataclass(frozen=True, slots=True)
 class SourcePins:
-    """
-    The pins of one source.
-
-    :param source: name of the source
-    :param pins: its pins, at least one
-    """
+    """The pins of one source, at least one."""
 
     source: str
     pins: tuple[Any, ...]
@@ -49,11 +44,7 @@ class SeveralEnd(SourceEnd):
 
 @dataclass(frozen=True)
 class SeveralSources(Source):
-    """
-    The sources of a pipeline that has several.
-
-    :param sources: name → source, in the order in which messages list them
-    """
+    """The sources of a pipeline that has several: name → source, in the order in which messages list them."""
 
     sources: Mapping[str, Source]
 

@@ -46,7 +46,6 @@ def refuse_secrets(pipeline: Pipeline, environment: Any = None) -> None:
     the records of other days permanently. In addition, Spark would execute text of the user who triggers a run as SQL, which can call Java methods.
 
     :param environment: the Jinja environment that renders the templates; default: an environment with Jinja's own delimiters
-    :raises InvalidError: a template reads a connection or a variable, is not valid Jinja, or is in ``where``
     """
     if pipeline.where is not None and _is_template(pipeline.where):
         raise InvalidError(
@@ -105,14 +104,7 @@ def _texts(value: Any) -> Iterator[str]:
 
 
 def rendered(pipeline: Pipeline, environment: Any, context: Mapping[str, Any], *, where: str) -> Pipeline:
-    """
-    Return a copy of the pipeline with its templates rendered.
-
-    :param environment: a Jinja environment whose templates render to strings
-    :param context: name → value, for the templates
-    :returns: the copy; ``pipeline`` itself if it contains no templates
-    :raises InvalidError: a template is refused by :func:`refuse_secrets` or cannot be rendered in this run, or the rendered spec is not valid
-    """
+    """Return a copy of the pipeline with its templates rendered, or the pipeline itself without templates. ``environment`` must render them to strings."""
     if not holds_templates(pipeline):
         return pipeline
     refuse_secrets(pipeline, environment)

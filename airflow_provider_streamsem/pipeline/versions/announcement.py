@@ -33,7 +33,6 @@ def announce_run(
         again what an earlier one announced, because the result of the earlier one may not have been delivered (A6)
     :returns: ``[start, end)``, and the newest :data:`LISTED` commits of other runs in it, in ascending order. This announcement or an earlier one announces
         every committed version in ``[start, end)``, which includes all versions of the run
-    :raises LogDamagedError: a closed version lacks its plan, its outcome or its run pointer
     """
     first = last.version if last.j == 0 else _first_version(log, last.run_key)
     is_contiguous = last.version - first == last.j
@@ -67,12 +66,7 @@ def _unannounced(log: CommitLog, last: Plan, first: int, closed: int, between: l
 
 
 def announce_others(log: CommitLog, closed: int, run_key: str) -> tuple[tuple[int, int], Completed]:
-    """
-    Create the announcement of a run that planned nothing. It covers only versions of other runs.
-
-    :param closed: the newest closed version; -1 if there is none
-    :returns: as :func:`announce_run`; an empty range if all versions are announced already
-    """
+    """Create the announcement of a run that planned nothing. Return as :func:`announce_run`; an empty range if all versions are announced already."""
     nothing: tuple[tuple[int, int], Completed] = (closed + 1, closed + 1), []
     if closed < 0:
         return nothing
@@ -104,12 +98,9 @@ def _first_version(log: CommitLog, run_key: str) -> int:
 
 def commits_of_others(log: CommitLog, versions: Sequence[int], run_key: str) -> Completed:
     """
-    Return the commits of other runs among the newest :data:`LISTED` of these closed versions, in ascending order.
+    Return the commits of other runs among the newest :data:`LISTED` of these closed versions, all in ascending order.
 
     Versions that change no rows are not counted, such as rewrites.
-
-    :param versions: closed versions in ascending order
-    :param run_key: the run whose own commits are left out
     """
     newest, older = versions[-LISTED:], versions[:-LISTED]
     closed = [log.closed_version(version) for version in newest]

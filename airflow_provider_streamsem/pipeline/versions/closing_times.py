@@ -24,11 +24,7 @@ def first_closed_after(log: CommitLog, decided_ms: int, begin: int, end: int) ->
 
 
 def newest_closed_until(log: CommitLog, until_ms: int) -> int:
-    """
-    Return the newest version that was closed at or before a time and was not rolled back.
-
-    :raises InvalidError: there is no such version
-    """
+    """Return the newest version that was closed at or before a time and was not rolled back."""
     closed = log.newest_head().closed
     last = first_closed_after(log, until_ms, 0, closed + 1) - 1
     version = max(

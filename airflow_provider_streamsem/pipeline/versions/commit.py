@@ -28,12 +28,7 @@ logger = telemetry.log_of(__name__)
 def plan_of(
     log: CommitLog, head: ClosedHead, work: Kind, *, run_key: str, j: int = 0, spec: str, transform: str
 ) -> Plan:
-    """
-    Build the plan of the next version, without ranges. Does not store it.
-
-    :param j: the number of versions that the run has planned before
-    :param spec: sha256 of the spec
-    """
+    """Build the plan of the next version, without ranges. Does not store it. ``j`` is the number of versions that the run has planned before."""
     return Plan(
         version=head.closed + 1,
         work=work,
@@ -96,12 +91,10 @@ def close(
 
 def commit_outcome(log: CommitLog, head: OpenHead, staged: StagedManifest | None = None) -> Outcome:
     """
-    Build the outcome that commits the open version. Does not store it.
+    Build the outcome that commits the open version, with its attempt if the kind stages one. Does not store it.
 
     Columns, state and markers follow from the plan's kind and the version on which it is based. The hint stays the newest one, because only it knows the ends
     of partitions that were deleted since.
-
-    :param staged: the attempt to commit, if the kind stages one
     """
     work, before = head.plan.work, head.outcome
     base = before if work.based_on is None else log.closed_outcome(work.based_on)
@@ -169,11 +162,9 @@ def _outcome(log: CommitLog, head: OpenHead, work: Kind | None, state: Json, **c
 
 def outcome_without_records(opened: OpenPipeline, head: OpenHead) -> Outcome | None:
     """
-    Build the outcome that closes an open version of another process which reads no records. Does not store it.
+    Build the outcome that closes an open version of another process which reads no records; ``None`` for a kind with rows. Does not store it.
 
     For a kind that stages, it commits a complete attempt, or it is an abort (W42). No records are lost by the abort.
-
-    :returns: ``None`` for a kind with rows
     """
     log, plan = opened.log, head.plan
     if plan.work.has_rows:
@@ -202,10 +193,7 @@ def settle(
 
     :param closes_staged: whether to commit or abort an open rewrite of another process
     :param abort_reason: why an open batch or reprocessing run is aborted; ``None``: it is refused
-    :param began_ms: when the caller began to close the version, for the log of the run. Default: now
     :returns: the closed head, which may have pending publishes, and the outcome of the version that was open; ``None`` if none was
-    :raises HeldVersionError: the open version is held
-    :raises OpenVersionError: the open version is one that the caller does not close
     """
     if not isinstance(head, OpenHead):
         return head, None
@@ -228,11 +216,7 @@ def settle(
 def settle_and_publish(
     opened: OpenPipeline, head: Head, work: str, *, abort_reason: str | None = None
 ) -> tuple[ClosedHead, Outcome | None]:
-    """
-    Close the open version as :func:`settle` does, and publish the newest commit if that is pending (P1).
-
-    :raises ConflictError: a publish is pending for a sink that the pipeline does not have
-    """
+    """Close the open version as :func:`settle` does, and publish the newest commit if that is pending (P1)."""
     closed, outcome = settle(opened, head, work, abort_reason=abort_reason)
     if closed.has_pending_publishes:  # another process may have published it since the head was read
         found = opened.log.read_head(closed.closed)

@@ -10,13 +10,11 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 
 def oldest_kept(log: CommitLog, closed: int, keep_versions: int) -> int | None:
     """
-    Return the version whose state is the oldest that vacuum keeps: ``keep_versions`` before the newest. Only commits with rows count, and no version that a
-    rollback removed.
+    Return the version whose state is the oldest that vacuum keeps: ``keep_versions`` before the newest; ``None`` if there are fewer. Only commits with rows
+    count, and no version that a rollback removed.
 
-    The result is at least what it was before each rollback, because an earlier vacuum may have deleted states up to there. A version that was rolled back
-    since then is never the result: it was not the oldest at that time, because ``keep_versions`` was higher, and newer states do not build on its state.
-
-    :returns: ``None`` if there are fewer versions
+    The result is at least what it was before each rollback, because an earlier vacuum may have deleted states up to there. A version that was rolled back since
+    then is never the result: it was not the oldest at that time, because ``keep_versions`` was higher, and newer states do not build on its state.
     """
     outcome_of = cache(log.closed_outcome)
     oldest: list[int] = []

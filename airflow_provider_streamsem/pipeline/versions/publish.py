@@ -33,12 +33,9 @@ logger = telemetry.log_of(__name__)
 
 def publish(opened: OpenPipeline, head: ClosedHead, outcome: Outcome, *, is_own: bool) -> ClosedHead:
     """
-    Publish the head's commit to all sinks outside the log, and create its receipts.
+    Publish the head's commit to all sinks outside the log, and create its receipts. The batch stays committed if this fails.
 
-    :param is_own: whether the publishing run planned the commit. Only then may this publisher close the claims of other publishers (P5)
-    :returns: the head without pending publishes
-    :raises UnavailableError: a sink did not report a result, or a publisher of another run has claimed the effects. The batch stays committed
-    :raises PublishError: a sink refuses the batch. The batch stays committed, and no run can plan until the batch is published or skipped
+    ``is_own``: the publishing run planned the commit. Only then may this publisher close the claims of other publishers (P5).
     """
     return _publish_or_skip(opened, head, outcome, may_close=is_own)
 
@@ -116,8 +113,6 @@ def batch_of(opened: OpenPipeline, outcome: Outcome, outcome_sha: str, name: str
 
     For a reprocessing run, ``replaced`` has the current rows of its chain in this sink (P3). A *chain* is a batch and the reprocessing runs that replaced it,
     one after the other. For a rollback, it has the current rows of every chain that is rolled back, and there are no rows to add (P10).
-
-    :param outcome_sha: sha256 of the bytes of ``outcome``
     """
     log, back_to = opened.log, outcome.hidden.after
     if back_to is None:
@@ -207,11 +202,7 @@ def _checked_schema(schema: str) -> str:
 
 
 def publishing_sink(pipeline: Pipeline, name: str) -> PublishingSink:
-    """
-    Return the sink with this name, which must publish outside the log.
-
-    :raises InvalidError: the pipeline has no sink of this name, or the sink's rows become visible through the log
-    """
+    """Return the sink with this name, which must publish outside the log."""
     sink = pipeline.sinks.get(name)
     if sink is None or not sink.is_outside_log:
         accepted = sorted(name for name, sink in pipeline.sinks.items() if sink.is_outside_log)
@@ -222,12 +213,7 @@ def publishing_sink(pipeline: Pipeline, name: str) -> PublishingSink:
 
 
 def refuse_conflicts(pipeline: Pipeline, log: CommitLog, pipeline_uuid: str) -> None:
-    """
-    Check that the log has every commit that a marker of a sink names. Writes nothing.
-
-    :raises MarkerConflictError: the log lacks such a commit. It was restored from an older copy, or two copies of it are in use
-    :raises MarkerLostError: a sink was restored from an older copy
-    """
+    """Check that the log has every commit that a marker of a sink names. Writes nothing."""
     for name in pipeline.sinks_outside_log:
         marker = publishing_sink(pipeline, name).marker(pipeline_uuid, name)
         stored = None if marker is None else log.outcome_and_sha256(marker.version)

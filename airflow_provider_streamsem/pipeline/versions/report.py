@@ -17,11 +17,7 @@ _PARTITIONS = 6
 
 
 def lag(items: int, *, unit: str, is_target: bool) -> str:
-    """
-    Format the number of unread items. Example: ``lag: 3 files in the source``.
-
-    :param is_target: whether the items are those below the target of a drain, instead of all items in the source
-    """
+    """Format the number of unread items, or of those below the target of a drain. Example: ``lag: 3 files in the source``."""
     where = "to the run's target" if is_target else "in the source"
     return f"lag: {items:,} {unit} {where}"
 
@@ -37,11 +33,7 @@ def planned(plan: Plan) -> str:
 
 
 def resumed(plan: Plan, run_key: str) -> str:
-    """
-    Format an open plan that the run did not just create.
-
-    Example: ``version 12 was planned by an earlier try of this run and is not closed: files [120, 122)``.
-    """
+    """Format an open plan that the run did not just create: ``version 12 was planned by an earlier try of this run and is not closed: files [120, 122)``."""
     planner = "an earlier try of this run" if plan.run_key == run_key else f"run {changes.run_id(plan.run_key)}"
     return f"version {plan.version} was planned by {planner} and is not closed: {_work(plan)}"
 
@@ -74,11 +66,7 @@ def all_quarantined(outcome: Outcome) -> str | None:
 
 
 def ended(result: RunResult, *, resumed: bool, ms: int) -> str:
-    """
-    Format the result of a run.
-
-    :param resumed: whether the run was complete when this process began
-    """
+    """Format the result of a run. ``resumed``: the run was complete when this process began."""
     run = f"run {changes.run_id(result.run_key)}"
     versions = [str(version.version) for version in result.completed]
     announces = (
@@ -103,11 +91,7 @@ def reprocessing(versions: Sequence[int]) -> str:
 
 
 def state_kept(later: range) -> str:
-    """
-    Format what a reprocessing run of a pipeline with state has not changed.
-
-    :param later: the versions after the one whose rows were replaced, up to the reprocessing run
-    """
+    """Format what a reprocessing run with state has not changed: the versions between the one that it replaced and itself."""
     version, before = later.start - 1, later.start - 2
     versions = (
         f"version {later.start} keeps its"

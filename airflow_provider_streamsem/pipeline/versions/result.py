@@ -82,10 +82,9 @@ def run_result(
     opened: OpenPipeline, complete: RunComplete, run_key: str, *, resumed: bool, announces: bool = True
 ) -> RunResult:
     """
-    Build the result of a complete run, and create its announcement if ``announces`` is set.
+    Build the result of a complete run, and create its announcement if ``announces`` is set. ``resumed``: it was complete when this process began.
 
-    :param resumed: whether the run was complete when this process began
-    :param announces: ``False``: create no announcement, because another process returns the result of the run, or no process repeats the run
+    No announcement is created if another process returns the result of the run, or if no process repeats the run.
     """
     plan, outcome = complete.plan, complete.outcome
     counts = add_counts(plan.run_counts, outcome.counts) if outcome.committed else dict(plan.run_counts)
@@ -158,10 +157,9 @@ def announce_planned(
     log: CommitLog, version: int, *, request_of: str
 ) -> tuple[tuple[int, int], tuple[CompletedVersion, ...]]:
     """
-    Create the announcement of the run that planned ``version``, unless it exists.
+    Create the announcement of the run that planned ``version``, unless it exists. Return ``versions`` and ``completed`` of the result.
 
     :param request_of: run key of the run whose versions were reprocessed, as in :func:`announce_run`
-    :returns: ``versions`` and ``completed`` of the result
     """
     plan, _ = log.closed_version(version)
     versions, commits = announce_run(log, plan, version, resumed=True, request_of=request_of)
