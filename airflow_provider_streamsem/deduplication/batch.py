@@ -33,8 +33,6 @@ class DedupBatch:
     """
     The ids of the batch of one attempt.
 
-    :param dedup: the deduplication settings
-    :param files: the files of the deduplication state
     :param now_ms: when the batch was planned, in milliseconds UTC; for reprocessing, when the root of the chain was planned
     :param state: the deduplication state before the batch; for reprocessing, before the batch at the root of the chain
     :param chain: for reprocessing: the states of the chain and of the log's head
@@ -52,12 +50,7 @@ class DedupBatch:
     """The ids that passed in the newest commit of the chain. They are read once, because that reads several whole states."""
 
     def passing(self, high: Array, low: Array) -> Array:
-        """
-        Return the positions of the records that pass.
-
-        :param high: the first eight bytes of the id of each record
-        :param low: the last eight bytes
-        """
+        """Return the positions of the records that pass. ``high`` and ``low`` are the first and the last eight bytes of the id of each record."""
         if self.chain is not None and self.dedup.keeps_state:
             self._passed_before = self._passed_in_chain(self.chain)
         first = first_of_equal(high, low)

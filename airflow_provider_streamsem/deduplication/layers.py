@@ -47,7 +47,6 @@ class LayerFiles:
     The files of the layers of a log.
 
     :param log: URL of the log
-    :param rows_of_file: maximum number of rows of a new file
     :param copied_bytes: files of at least this size are copied to the local disk; smaller ones are read for each batch
     :param most_copies_bytes: maximum size of all copies on the local disk
     """
@@ -62,21 +61,13 @@ class LayerFiles:
         self._store = open_dataset(self._dataset.location)
 
     def read(self, layers: Iterable[Layer]) -> list[Ids]:
-        """
-        Return the ids of the files of layers.
-
-        :raises StageError: a file is missing or damaged
-        """
+        """Return the ids of the files of layers."""
         files = [file for layer in layers for file in layer.files]
         parts = [files[start : start + _FILES_AT_ONCE] for start in range(0, len(files), _FILES_AT_ONCE)]
         return [ids for part in parts for ids in in_threads(self._ids, part)]
 
     def write(self, ids: Ids, version: int, attempt_id: str) -> Committable:
-        """
-        Write the files of a layer.
-
-        :raises StageError: a file that was read back differs from what was written
-        """
+        """Write the files of a layer, and read them back."""
         names: list[str] = []
         for start in range(0, len(ids), self._rows_of_file):
             part = ids.where(slice(start, start + self._rows_of_file))

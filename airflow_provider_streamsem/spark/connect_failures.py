@@ -20,11 +20,7 @@ def _status(error: Exception, text: str) -> str:
 
 
 def not_opened(error: Exception, server: str) -> StreamsemError:
-    """
-    Return the error for an exception that the client raised while it opened a session.
-
-    :param server: host and port
-    """
+    """Return the error for an exception that the client raised while it opened a session on the server ``host:port``."""
     status = _status(error, str(error))
     facts = {"server": server, "error": type(error).__name__, **({"status": status} if status else {})}
     if _TLS.search(str(error)):

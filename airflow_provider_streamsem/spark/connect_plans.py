@@ -75,11 +75,7 @@ _TOKEN = re.compile(
 
 @dataclass(slots=True)
 class ConnectPlans:
-    """
-    Reads and changes the plans of DataFrames of Spark Connect.
-
-    :param session: the session of the attempt
-    """
+    """Reads and changes the plans of DataFrames of Spark Connect."""
 
     session: SparkSession
     _stored: list[DataFrame] = field(default_factory=list)
@@ -116,9 +112,7 @@ class ConnectPlans:
 
     def replaced(self, frame: DataFrame, node: Node, stored: DataFrame) -> DataFrame:
         """
-        Return a frame that reads the stored rows.
-
-        :raises DataError: an expression refers to a column by a DataFrame below the stored one, which the plan then lacks. Nothing became visible
+        Return a frame that reads the stored rows. Refuses an expression that refers to a column by a DataFrame below the stored one, which the plan then lacks.
         """
         inner: Any = frame
         rows: Any = stored

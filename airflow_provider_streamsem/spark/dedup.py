@@ -29,12 +29,7 @@ _MAX_BROADCAST_ROWS = 500_000
 
 @dataclass(slots=True)
 class Deduplication:
-    """
-    Deduplicates the records of one attempt.
-
-    :param batch: decides which ids pass
-    :attr counts: row counts by name, after :meth:`passing`
-    """
+    """Deduplicates the records of one attempt. ``counts`` has the row counts by name, after :meth:`passing`."""
 
     batch: DedupBatch
     counts: dict[str, int] = field(default_factory=dict)
@@ -43,8 +38,7 @@ class Deduplication:
         """
         Return the records that pass, with unchanged columns.
 
-        :param store: evaluates a DataFrame once, and returns one that reads the stored rows. So a record that is dropped is the one whose id was compared
-        :raises DataError: a key column is missing, or its type is not supported
+        ``store`` evaluates a DataFrame once, and returns one that reads the stored rows. So a record that is dropped is the one whose id was compared.
         """
         numbered = records.withColumns({_ID: self._id(records), _ROW: F.monotonically_increasing_id()})
         stored = store(numbered)

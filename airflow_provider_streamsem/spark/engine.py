@@ -216,10 +216,7 @@ class SparkEngine:
             raise connect_failures.not_opened(error, server) from None
 
     def stage(self, job: Job, log: CommitLog) -> Produced:
-        """
-        Stage in a clone of the session. Raises ``InvalidError`` if Spark lacks packages or no session can be started, and ``StoreRefusedError`` if a store
-        refuses a request of Spark.
-        """
+        """Stage in a clone of the session."""
         if job.state_settings is not None:
             versions.check_state(remote=self.is_remote)
         needed = packages.needed((job.source, *job.lookups.values()), job.sinks, job.dedup, log.store.url)
@@ -340,14 +337,8 @@ def engine_of(
     logs_to_stdout: bool = False,
 ) -> SparkEngine:
     """
-    Create the engine that a connection describes.
-
-    :param conn: a connection of type ``spark`` (host and port form the master, as in Airflow's Spark provider) or ``spark_connect`` (login: user id,
-        password: token)
-    :param conf: additional Spark settings; see :class:`SparkEngine`
-    :param packages: see :class:`SparkEngine`
-    :param logs_to_stdout: see :class:`SparkEngine`
-    :raises InvalidError: the connection has no host, or requests deploy mode cluster
+    Create the engine that a connection describes: of type ``spark`` (host and port form the master, as in Airflow's Spark provider) or ``spark_connect``
+    (login: user id, password: token). The other arguments are those of :class:`SparkEngine`.
     """
     if not conn.host:
         raise InvalidError("the Spark connection has no host", conn_id=conn.conn_id, conn_type=conn.conn_type)

@@ -39,8 +39,6 @@ class Node:
     A node of the plan of a DataFrame.
 
     :param key: equal for nodes that compute the same, in one plan or in several
-    :param role: what the node does with rows
-    :param children: the inputs
     :param subqueries: plans in the expressions of the node, which :meth:`Plans.replaced` cannot replace
     :param native: the node in the form of :class:`Plans`
     """
@@ -61,11 +59,9 @@ class Plans(Protocol):
 
     def repeatable(self, frame: DataFrame, predicate: str) -> DataFrame:
         """
-        Return a frame that has the values of a predicate, so that they are the same in each action.
+        Return a frame that has the values of a predicate, given as SQL, so that they are the same in each action.
 
         The clock of the predicate is set to one time. If it is not certain that the other expressions of the predicate are deterministic, the frame is stored.
-
-        :param predicate: the predicate, as SQL
         """
         ...
 
@@ -87,9 +83,7 @@ class Plans(Protocol):
 
     def doubts(self, node: Node, *, groups_only: bool = False) -> list[str]:
         """
-        Return the names of operations of a node whose result may differ in the next action.
-
-        :param groups_only: only the operations that determine the groups
+        Return the names of operations of a node whose result may differ in the next action. With ``groups_only``, only of those that determine the groups.
         """
         ...
 
@@ -100,13 +94,10 @@ class Plans(Protocol):
 
 def consistent(frames: Mapping[str, DataFrame], plans: Plans, transform_name: str) -> dict[str, DataFrame]:
     """
-    Return the frames of several sinks so that writing them in several actions gives the rows of one evaluation.
+    Return the frames of several sinks, by sink, so that writing them in several actions gives the rows of one evaluation.
 
-    A DataFrame that the frames share is stored. All Spark clocks have one time, if that is possible. At most one frame may then have an operation that
-    selects rows and may give another result in the next action: it runs only once.
-
-    :param frames: sink → its frame
-    :raises DataError: two frames have such operations. Nothing became visible
+    A DataFrame that the frames share is stored. All Spark clocks have one time, if that is possible. At most one frame may then have an operation that selects
+    rows and may give another result in the next action: it runs only once.
     """
     fixed, trees, stored = _with_stored_parts(frames, plans, lambda node: not _is_stored(node))
     _check(trees, stored, plans, transform_name)

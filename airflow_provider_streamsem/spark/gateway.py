@@ -94,11 +94,7 @@ def contains(session: SparkSession, class_name: str) -> bool:
 
 @contextmanager
 def cloned(session: SparkSession, settings: Mapping[str, str]) -> Iterator[SparkSession]:
-    """
-    Yield a clone of a session with the same context, tables, views and settings, to which ``settings`` are added.
-
-    Within the block, the clone is the active session.
-    """
+    """Yield a clone of a session with the same context, tables, views and settings, to which ``settings`` are added. It is the active session in the block."""
     clone = SparkSession(session.sparkContext, jvm.session_of(session).cloneSession())
     for key, value in settings.items():
         clone.conf.set(key, value)
@@ -128,9 +124,7 @@ def tagged(session: SparkSession, tag: str) -> Iterator[None]:
 
 def interrupt(session: SparkSession, tag: str) -> None:
     """
-    Cancel the Spark jobs with a tag. Any thread may call this function.
-
-    The function uses the ``SparkContext``, because tags of a ``SparkSession`` are visible only to the thread that set them.
+    Cancel the Spark jobs with a tag, from any thread. Tags of a ``SparkSession``, unlike those of a ``SparkContext``, are visible only to the setting thread.
     """
     session.sparkContext.cancelJobsWithTag(tag)
 

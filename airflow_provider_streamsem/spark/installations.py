@@ -48,9 +48,7 @@ _JVM_ENDED = ("Py4JNetworkError", "ConnectionRefusedError", "ConnectionResetErro
 
 def mismatch(texts: Sequence[str], version: int) -> InvalidError | None:
     """
-    Return the error for a Java, a jar or a Spark that does not fit the others; ``None`` if no message shows one.
-
-    :param texts: the messages of an exception and of its causes in the JVM
+    Return the error for a Java, a jar or a Spark that does not fit the others; ``None`` if no message of the exception and its causes in the JVM shows one.
     """
     for text in texts:
         if "getSubject is not supported" in text or "java.lang.UnsupportedClassVersionError" in text:

@@ -26,13 +26,7 @@ def executable() -> str | None:
 
 
 def check() -> None:
-    """
-    Check that Java is installed, and that its version is not one on which the installed Spark is known to fail.
-
-    A version that cannot be determined passes.
-
-    :raises InvalidError: Java is missing, too old, or too new
-    """
+    """Check that Java is installed, and that its version is not one on which the installed Spark is known to fail. An unknown version passes."""
     path = executable()
     if path is None:
         raise InvalidError(

@@ -74,11 +74,7 @@ _CLASS = re.compile(r'"class":"([^"]+)"')
 
 @dataclass(slots=True)
 class JvmPlans:
-    """
-    Reads and changes the plans of DataFrames of classic PySpark.
-
-    :param session: the session of the attempt
-    """
+    """Reads and changes the plans of DataFrames of classic PySpark."""
 
     session: SparkSession
     _stored: list[DataFrame] = field(default_factory=list)

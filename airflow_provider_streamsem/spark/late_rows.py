@@ -41,12 +41,9 @@ _SESSION = "spark.sessionWindow"
 
 def check_late_rows_can_be_found(plan: Any, *, merges_sessions: bool) -> None:
     """
-    Check that this module can find the late rows of a transform.
+    Check that this module can find the late rows of a transform whose result has the analyzed logical plan.
 
-    :param plan: the analyzed logical plan of the transform's result
     :param merges_sessions: whether Spark merges the session windows of a batch before it drops late rows (:data:`MERGES_SESSIONS`)
-    :raises InvalidError: a stateful operator reads the result of another one, its input has random values, or it groups by session windows that Spark merges
-        before it drops rows
     """
     for operator in _operators(plan):
         inputs = _inputs(operator)
@@ -74,7 +71,7 @@ def late_rows(plan: Any, frame_of: Callable[[Any], DataFrame], watermark_ms: int
 
     :param plan: the analyzed logical plan of the transform's result
     :param frame_of: returns the rows of a streaming logical plan without stateful operators
-    :param watermark_ms: a row is late if its event time, or the end of its window, is not after this time, in milliseconds since the epoch
+    :param watermark_ms: a row is late if its event time, or the end of its window, is not after this time
     """
     frames = []
     for operator in _operators(plan):

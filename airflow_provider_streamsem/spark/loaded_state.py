@@ -34,12 +34,7 @@ _MOST_BATCHES = 20
 
 @dataclass(frozen=True, slots=True)
 class Stores:
-    """
-    State stores of an attempt.
-
-    :param run_id: Spark's run id
-    :param batches: number of earlier batches that have used the stores
-    """
+    """State stores of an attempt. ``batches`` is the number of earlier batches that have used them."""
 
     run_id: str
     batches: int = 0
@@ -62,11 +57,7 @@ _loaded: _Loaded | None = None
 
 
 def take(session: SparkSession, location: str, state: OperatorState, transform: Callable[..., Any]) -> Stores | None:
-    """
-    Return the loaded state stores if the attempt can continue them; otherwise unload them, and return ``None``.
-
-    :param transform: the function that the attempt calls
-    """
+    """Return the loaded state stores if the attempt, which calls ``transform``, can continue them; otherwise unload them, and return ``None``."""
     loaded = _replace(session, None)
     if loaded is None:
         return None
@@ -80,11 +71,7 @@ def take(session: SparkSession, location: str, state: OperatorState, transform: 
 def keep(
     session: SparkSession, stores: Stores, location: str, state: OperatorState, transform: Callable[..., Any]
 ) -> None:
-    """
-    Keep the state stores of an attempt loaded for the next one. On a cluster, unload them.
-
-    :param transform: the function that the attempt called
-    """
+    """Keep the state stores of an attempt, which called ``transform``, loaded for the next one. On a cluster, unload them."""
     if not jvm.session_of(session).sparkContext().isLocal():
         unload(session, stores.run_id)
         return

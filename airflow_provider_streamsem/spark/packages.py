@@ -27,7 +27,7 @@ class Package:
     An additional Spark package.
 
     :param coordinates: Maven coordinates for ``spark.jars.packages``, with the placeholders ``{spark}``, ``{scala}`` and ``{hadoop}`` for versions
-    :param contains: name of a class in the package. The engine tries to load it to check whether Spark has the package
+    :param contains: name of a class in the package, which the engine tries to load to check whether Spark has the package
     """
 
     coordinates: str
@@ -45,11 +45,7 @@ _NAMED = {"kafka": KAFKA, "avro": AVRO, "s3a": S3A}
 def needed(
     inputs: Sequence[Source | Lookup], sinks: Mapping[str, Sink], dedup: Dedup | None, log: str
 ) -> list[Package]:
-    """
-    Return the packages that Spark needs to read the inputs, to write the sinks, and to read and write the deduplication state.
-
-    :param log: URL of the commit log, below which the deduplication state is stored
-    """
+    """Return the packages that Spark needs for the inputs, the sinks, and the deduplication state, which is stored below the URL of the log."""
     packages = [
         _NAMED[name] for name in sorted({name for part in inputs for name in part.spark_packages}, key=[*_NAMED].index)
     ]

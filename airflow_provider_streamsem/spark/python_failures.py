@@ -18,9 +18,7 @@ _PYTHON = "set PYSPARK_PYTHON, or the setting spark.pyspark.python, to a Python 
 
 def of_worker(error: Exception, texts: Sequence[str], job: Job) -> StreamsemError | None:
     """
-    Return the error for an exception in a Python worker, or of its start; ``None`` for other exceptions.
-
-    :param texts: the messages of the exception and of its causes in the JVM
+    Return the error for an exception in a Python worker, or of its start; ``None`` for others. ``texts``: the messages of it and of its causes in the JVM.
     """
     is_of_worker = type(error).__name__ == "PythonException" or any(
         "api.python.PythonException" in text for text in texts

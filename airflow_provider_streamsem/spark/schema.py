@@ -22,27 +22,18 @@ def names(schema: str | None) -> list[str]:
 
 
 def evolve(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
-    """
-    Merge the recorded schemas with those of a new batch. Return sink → Spark schema JSON.
-
-    :param before: sink → recorded schema
-    :param now: sink → schema of the batch
-    :raises DataError: see :func:`folded`
-    """
+    """Merge the recorded schemas with those of a new batch, as :func:`folded` does. Return sink → Spark schema JSON."""
     return {**before, **{sink: folded(sink, before.get(sink), given) for sink, given in now.items()}}
 
 
 def folded(sink: str, recorded: str | None, given: str, *, grows: Grows = lambda column, recorded, wider: True) -> str:
     """
-    Merge the recorded columns of a sink with those of a new batch. Return Spark schema JSON.
+    Merge the recorded columns of a sink with those of a new batch. All are Spark schema JSON; ``recorded`` is ``None`` before the first batch.
 
     The result has the recorded columns first, with the types that :func:`airflow_provider_streamsem.connectors.columns.types.widened` returns, and then the new
     columns. In files of earlier batches, new columns are null, and widened columns keep their values.
 
-    :param recorded: the recorded columns as Spark schema JSON; ``None`` before the first batch
-    :param given: the columns of the new batch, in the same form
     :param grows: returns whether the sink's format supports widening a column from one type to another
-    :raises DataError: no type can hold the recorded and the new values of a column, a recorded column is missing, or a column has a user-defined type
     """
     user_defined = [field["name"] for field in json.loads(given)["fields"] if not is_plain(field["type"])]
     if user_defined:
@@ -68,12 +59,7 @@ def _text(schema: Json) -> str:
 
 
 def with_new_columns(recorded: str, frame: DataFrame | None) -> StructType:
-    """
-    Return recorded columns, followed by the columns of a DataFrame that are not recorded.
-
-    :param recorded: schema JSON in Spark's form
-    :param frame: ``None``: there are no new columns
-    """
+    """Return recorded columns, followed by the columns of a DataFrame that are not recorded."""
     from pyspark.sql.types import StructType
 
     columns = StructType.fromJson(json.loads(recorded))

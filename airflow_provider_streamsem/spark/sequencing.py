@@ -37,9 +37,6 @@ class Sequencing:
     """
     The order of the rows of one attempt. It is *defined* for a sink if the staged rows are certain to be in the order of the source. The records of some
     sources are ordered between groups only (:attr:`Loaded.groups`).
-
-    :param inspect: reads query plans
-    :param job: the attempt
     """
 
     inspect: _Inspection
@@ -80,11 +77,7 @@ class Sequencing:
         return groups.in_partitions(records, F.shiftright(_AT, 33).cast("int"), len(self._groups)).drop(_AT)
 
     def compare(self, records: Mapping[str, DataFrame], result: Any) -> None:
-        """
-        Record for which sinks the transform keeps the order of its input.
-
-        :param result: what the transform returned
-        """
+        """Record for which sinks the transform, which has returned ``result``, keeps the order of its input."""
         for name in self._sinks:
             frame = result.get(name) if isinstance(result, Mapping) else result
             self._is_defined[name] = (
@@ -95,11 +88,7 @@ class Sequencing:
             )
 
     def ordered(self, name: str, frame: DataFrame) -> DataFrame:
-        """
-        Sort the rows of a sink by its ``sequence_by``. Rows with equal values stay in the order of the source.
-
-        :raises DataError: a column of ``sequence_by`` is missing, or its values have no order. Nothing became visible
-        """
+        """Sort the rows of a sink by its ``sequence_by``. Rows with equal values stay in the order of the source."""
         by = self._sinks[name].sequence_by if name in self._sinks else ()
         if not by:
             return frame
@@ -116,11 +105,7 @@ class Sequencing:
         return numbered.orderBy(*[F.col(quoted(column)) for column in by], _AT).drop(_AT)
 
     def check(self, name: str, location: str, staged: Committable) -> None:
-        """
-        Refuse staged rows of which the sink would keep an arbitrary one.
-
-        :raises DataError: the order of the rows is not defined, and rows with equal keys differ. Nothing became visible
-        """
+        """Refuse staged rows of which the sink would keep an arbitrary one: their order is not defined, and rows with equal keys differ."""
         sink = self._sinks.get(name)
         if sink is None or not sink.last_of:
             return

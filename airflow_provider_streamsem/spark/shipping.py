@@ -17,8 +17,7 @@ def by_value() -> Iterator[None]:
     """
     Within the block, pickle functions of modules that are not installed packages by value instead of by reference.
 
-    An executor cannot import a DAG file, or a module that only the driver has. Functions of installed packages are pickled by reference, because executors
-    import these packages.
+    An executor cannot import a DAG file, or a module that only the driver has.
     """
     added = pickle_by_value(*(module for name, module in sorted(sys.modules.items()) if _is_only_here(name, module)))
     try:

@@ -70,21 +70,13 @@ class Inspection(Protocol):
     """Protocol of the modules :mod:`gateway` (classic PySpark) and :mod:`remote` (Spark Connect)."""
 
     def observe(self, frame: DataFrame, observation: Observation, *aggregates: Column) -> DataFrame:
-        """
-        Attach an observation to a DataFrame. It counts the rows each time that Spark evaluates them.
-
-        :param aggregates: the aggregates to compute, each with an alias
-        """
+        """Attach an observation to a DataFrame. It counts the rows each time that Spark evaluates them. Each aggregate needs an alias."""
         ...
 
     def observe_last(
         self, frame: DataFrame, observation: Observation, *aggregates: Column, watched: Observation
     ) -> DataFrame:
-        """
-        Attach an observation that counts the rows passed to a writer.
-
-        The execution of the write also delivers the counts of ``watched``, an observation below this one in the plan.
-        """
+        """Attach an observation that counts the rows passed to a writer. The write also delivers the counts of ``watched``, which is below it in the plan."""
         ...
 
     def may_have_run(self, observation: Observation, session: SparkSession) -> bool:
@@ -152,11 +144,7 @@ class Staging:
 
     def run(self) -> Produced:
         """
-        Write the files of every sink and the quarantined records, and return the result of the attempt.
-
-        Each record is counted once, even if the transform reads it several times or not at all.
-
-        :raises DataError: the transform, the predicate or the columns are not valid, or there are too many bad records
+        Write the files of every sink and the quarantined records. Each record is counted once, even if the transform reads it several times or not at all.
         """
         try:
             inputs = self._inputs()

@@ -17,13 +17,7 @@ from airflow_provider_streamsem.state import OperatorState, with_schema_files_in
 
 
 class StateMetadata:
-    """
-    The metadata of the operators below one root directory.
-
-    :param session: the session of the attempt
-    :param root: path of the root directory of the state, for Spark
-    :param batch: Spark's id of the batch
-    """
+    """The metadata of the operators below one root directory of the state, whose path is one for Spark. ``batch`` is Spark's id of the batch."""
 
     def __init__(self, session: Any, root: str, batch: int) -> None:
         self._session, self._batch = session, batch
@@ -52,8 +46,7 @@ class StateMetadata:
         """
         Return operator → the metadata that Spark has written when it planned the batch, with the paths of schema files relative to the operator's directory.
 
-        :param names: operator → its name, for each operator that has metadata
-        :raises StageError: there is none. A concurrent attempt of the batch has deleted it
+        ``names`` has each operator that has metadata. Raises ``StageError`` if there is none, because a concurrent attempt of the batch has deleted it.
         """
         found = {number: self._read(number, self._batch) for number in names}
         if missing := [names[number] for number, text in found.items() if text is None]:

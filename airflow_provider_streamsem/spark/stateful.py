@@ -72,13 +72,11 @@ class MicroBatch:
     Create a new instance for each attempt, and call :meth:`streaming`, :meth:`result`, :meth:`after` and :meth:`close` in this order.
 
     :param session: the clone of the session in which the attempt runs
-    :param state: the settings of the state
     :param location: path of the directory of the state files, for Spark
     :param base: the state before the batch; ``None`` for the first batch
-    :param attempt_id: id of the attempt; the name of the root directory of a new state
-    :param transform: the function that returns the result
+    :param attempt_id: the name of the root directory of a new state
     :param now_ms: processing time of the batch, which is when it was planned, in milliseconds since the epoch
-    :param watermark_ms: the watermark of a no-data batch, in milliseconds since the epoch; ``None``: the watermark of the base
+    :param watermark_ms: the watermark of a no-data batch; ``None``: the watermark of the base
     :param definition: the definition of a ready-made transform, as in :class:`OperatorState`
     """
 
@@ -101,13 +99,7 @@ class MicroBatch:
     _metadata: dict[int, str] = field(default_factory=dict)
 
     def streaming(self, records: Mapping[str, DataFrame]) -> dict[str, DataFrame]:
-        """
-        Return the records of each source as a streaming DataFrame.
-
-        :param records: source → its records
-        :raises InvalidError: the number of state partitions, or the definition of a ready-made transform, differs from that of the base, or a newer Spark wrote
-            the base
-        """
+        """Return the records of each source as a streaming DataFrame. Refuses a base that does not fit."""
         check_spark_version(self.base, self.session.version)
         check_same_definition(self.base, self.definition)
         self._configure()
@@ -118,13 +110,7 @@ class MicroBatch:
         return self._rows(jvm.execution_of(records), is_streaming=True)
 
     def result(self, streaming: DataFrame) -> DataFrame:
-        """
-        Plan the micro-batch.
-
-        :returns: the rows of the result. The caller must read them exactly once, because each read writes the state
-        :raises InvalidError: the DataFrame is not a streaming one, or the plan has other stateful operators than the state
-        :raises DataError: Structured Streaming does not support the transform in the output mode; the error contains Spark's reason
-        """
+        """Plan the micro-batch. The caller must read the rows of the result exactly once, because each read writes the state."""
         from pyspark.errors import AnalysisException, SparkRuntimeException
 
         logical = jvm.execution_of(streaming).analyzed()
@@ -166,8 +152,7 @@ class MicroBatch:
         """
         Return the state after the batch, and the number of late rows that Spark dropped. Call this method after the rows of the result were written.
 
-        :raises InvalidError: the operators or watermarks differ from those of the base
-        :raises StageError: Spark repeated a task, so it is unknown which state belongs to the rows. A new attempt may succeed
+        Raises ``StageError`` if Spark repeated a task, so that it is unknown which state belongs to the rows.
         """
         writer, watermark = map(self._class_of, ("StateStoreWriter", "EventTimeWatermarkExec"))
         operators: dict[int, Operator] = {}
@@ -219,11 +204,7 @@ class MicroBatch:
         return after, late
 
     def late_rows(self, late: int, most: int) -> list[str]:
-        """
-        Return the rows that Spark dropped as late, as JSON. Call this method after :meth:`after`.
-
-        :raises DataError: the rows do not match Spark's count
-        """
+        """Return the rows that Spark dropped as late, as JSON. Call this method after :meth:`after`."""
         if not late:
             return []
         watermark_ms = self.late_watermark_ms

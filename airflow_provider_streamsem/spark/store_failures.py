@@ -58,12 +58,7 @@ _CAUSES: tuple[tuple[re.Pattern[str], str, str], ...] = (
 
 
 def refusal(texts: Sequence[str], state: str, **facts: object) -> StoreRefusedError | None:
-    """
-    Return the error for a refusal that a retry cannot change; ``None`` if no message contains one.
-
-    :param texts: the messages of an exception and of its causes in the JVM
-    :param state: what is true now
-    """
+    """Return the error for a refusal that a retry cannot change; ``None`` if no message contains one. ``state`` says what is true now."""
     for text in texts:
         if found := _UNTRUSTED.search(text):
             summary = f"the endpoint of a store does not speak TLS, or its certificate is not trusted; {state}"

@@ -69,13 +69,7 @@ def in_driver(error: BaseException) -> Raised | None:
 
 
 def in_worker(messages: Iterable[str]) -> Raised | None:
-    """
-    Return the exception that a Python function of the user raised in a worker; ``None`` if no message contains one.
-
-    It is the first exception of a chain of exceptions.
-
-    :param messages: the messages of the exception and of its causes in the JVM
-    """
+    """Return the first exception of a chain that a Python function of the user raised in a worker; ``None`` if no message, also of a cause, contains one."""
     for message in messages:
         _, found, text = message.partition("Traceback (most recent call last):\n")
         if not found:

@@ -30,11 +30,7 @@ def keeps_state(*, remote: bool) -> bool:
 
 
 def check_state(*, remote: bool) -> None:
-    """
-    Check that the installed Spark supports pipelines with state.
-
-    :raises InvalidError: the engine uses Spark Connect, or the version of Spark does not support state
-    """
+    """Check that the installed Spark supports pipelines with state."""
     if not keeps_state(remote=remote):
         raise InvalidError(
             "the installed Spark does not support pipelines with state; nothing was staged",
@@ -48,8 +44,6 @@ def check() -> None:
     Check that pyspark and pyspark-client, if both are installed, have the same version.
 
     Both distributions install the package ``pyspark``. If their versions differ, the environment has a mixture of their files.
-
-    :raises InvalidError: the versions differ
     """
     versions = installed()
     if len(set(versions.values())) > 1:

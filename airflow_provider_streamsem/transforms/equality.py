@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 def normal_form(sql: str, kind: DataType, depth: int = 0) -> str:
     """
-    Return SQL for the value of ``sql`` with one bit pattern for NaN, and with 0.0 in place of -0.0. Returns ``sql`` itself if its type has no such values.
+    Return SQL for the value of ``sql`` with one bit pattern for NaN, and with 0.0 in place of -0.0; ``sql`` itself if its type has no such values.
 
     :param sql: an expression. It is repeated in the result, so it must be deterministic
     :param depth: the number of arrays that contain the value

@@ -7,11 +7,7 @@ from typing import Any
 
 
 def as_text(value: Any) -> str:
-    """
-    Return a JSON value as text. NumPy numbers are converted to Python numbers.
-
-    :raises TypeError: the value contains an object of a type that JSON does not have
-    """
+    """Return a JSON value as text. NumPy numbers are converted to Python numbers."""
     return json.dumps(value, default=_number)
 
 

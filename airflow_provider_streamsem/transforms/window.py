@@ -75,11 +75,7 @@ class Window:
 
 
 def refuse_reserved(columns: Iterable[str], window: Window | None) -> None:
-    """
-    Check that no column of the result has the name of the bounds of the window.
-
-    :raises InvalidError: a column has a reserved name
-    """
+    """Check that no column of the result has the name of the bounds of the window."""
     reserved = {"window_start", "window_end"} & {column.lower() for column in columns}
     if window is not None and reserved:
         summary = "with a window, the result has the columns window_start and window_end, so no other column may have these names"
