@@ -19,7 +19,7 @@ _NAMES = {
     "BatchCommittedSensor": "airflow_provider_streamsem.sensors.committed",
     "CompactOperator": "airflow_provider_streamsem.operators.compact",
     "CompletedVersion": "airflow_provider_streamsem.pipeline.versions.result",
-    "Dedup": "airflow_provider_streamsem.dedup",
+    "Dedup": "airflow_provider_streamsem.deduplication.settings",
     "DeltaSink": "airflow_provider_streamsem.connectors.delta.sink",
     "DeltaSource": "airflow_provider_streamsem.connectors.delta.source",
     "DeltaTable": "airflow_provider_streamsem.connectors.delta.lookup",
@@ -57,9 +57,9 @@ _NAMES = {
     "ReprocessOperator": "airflow_provider_streamsem.operators.reprocess",
     "RetentionSensor": "airflow_provider_streamsem.sensors.retention",
     "RunResult": "airflow_provider_streamsem.pipeline.versions.result",
-    "SparkEngine": "airflow_provider_streamsem.spark.engine",
+    "SparkEngine": "airflow_provider_streamsem.spark.spark_engine",
     "SqsQueue": "airflow_provider_streamsem.connectors.sqs.client",
-    "State": "airflow_provider_streamsem.state",
+    "State": "airflow_provider_streamsem.state.settings",
     "StatePerKey": "airflow_provider_streamsem.transforms.persistent_state",
     "StreamsemError": "airflow_provider_streamsem.errors",
     "VacuumOperator": "airflow_provider_streamsem.operators.maintenance",
@@ -193,7 +193,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
     from airflow_provider_streamsem.connectors.sql.source import JdbcSource
     from airflow_provider_streamsem.connectors.sqs.client import SqsQueue
-    from airflow_provider_streamsem.dedup import Dedup
+    from airflow_provider_streamsem.deduplication.settings import Dedup
     from airflow_provider_streamsem.errors import StreamsemError
     from airflow_provider_streamsem.limits import Limits
     from airflow_provider_streamsem.operators.actions import ActionOperator, actions_dag
@@ -223,8 +223,8 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.sensors.freshness import FreshnessSensor
     from airflow_provider_streamsem.sensors.offsets import OffsetsAvailableSensor
     from airflow_provider_streamsem.sensors.retention import RetentionSensor
-    from airflow_provider_streamsem.spark.engine import SparkEngine
-    from airflow_provider_streamsem.state import State
+    from airflow_provider_streamsem.spark.spark_engine import SparkEngine
+    from airflow_provider_streamsem.state.settings import State
     from airflow_provider_streamsem.transforms.aggregate import Aggregate
     from airflow_provider_streamsem.transforms.persistent_state import PersistentState, StatePerKey
     from airflow_provider_streamsem.transforms.window import Window

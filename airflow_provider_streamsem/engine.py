@@ -11,9 +11,10 @@ from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.connectors.lookup import Lookup
 from airflow_provider_streamsem.connectors.sink import Sink
 from airflow_provider_streamsem.connectors.source import Source
-from airflow_provider_streamsem.dedup import ChainStates, Dedup
+from airflow_provider_streamsem.deduplication.settings import Dedup
+from airflow_provider_streamsem.deduplication.state import ChainStates
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json, Plan, Quarantine
-from airflow_provider_streamsem.state import State
+from airflow_provider_streamsem.state.settings import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

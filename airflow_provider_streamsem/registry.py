@@ -51,7 +51,7 @@ _BUILT_IN: dict[Kind, dict[str, str]] = {
         "file": "airflow_provider_streamsem.stores.local:open_local_store",
         "s3": "airflow_provider_streamsem.stores.s3:open_s3_store",
     },
-    "engines": {"spark": "airflow_provider_streamsem.spark.engine:SparkEngine"},
+    "engines": {"spark": "airflow_provider_streamsem.spark.spark_engine:SparkEngine"},
 }
 
 

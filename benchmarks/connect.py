@@ -6,7 +6,7 @@ import tempfile
 from functools import partial
 from pathlib import Path
 
-from airflow_provider_streamsem.spark.engine import SparkEngine
+from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 from benchmarks import kafka
 from tests.integration.parts.server import running
 from tests.integration.parts.spark import ConnectServer

@@ -17,8 +17,8 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, SparkEngine, run_batch
-from airflow_provider_streamsem.commitlog.log import open_commit_log
-from airflow_provider_streamsem.pipeline.spec.opening import open_pipeline
+from airflow_provider_streamsem.commitlog.log import commit_log_at
+from airflow_provider_streamsem.pipeline.spec.binding import bind
 from benchmarks import results
 
 ROUNDS = int(os.environ.get("ROUNDS", "3"))
@@ -78,7 +78,7 @@ def compare(
             name="p", log=str(location / "log"), source=files, sinks={"out": FilesSink(str(location / "out"))},
             limits=Limits(max_quarantined=max(bad, 1)),
         )  # fmt: skip
-        open_pipeline(pipeline, open_commit_log(str(location / "log")))  # creates the log, as an earlier run does
+        bind(pipeline, commit_log_at(str(location / "log")))  # creates the log, as an earlier run does
         began = time.perf_counter()
         result = run_batch(pipeline, run_key="r", engine=engine)
         seconds = time.perf_counter() - began

@@ -24,9 +24,9 @@ from rich.console import Console
 from rich.table import Table
 
 from airflow_provider_streamsem import FilesSink, KafkaSource, Limits, Pipeline, run_batch
-from airflow_provider_streamsem.commitlog.log import open_commit_log
-from airflow_provider_streamsem.pipeline.spec.opening import open_pipeline
-from airflow_provider_streamsem.spark.engine import SparkEngine
+from airflow_provider_streamsem.commitlog.log import commit_log_at
+from airflow_provider_streamsem.pipeline.spec.binding import bind
+from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 from benchmarks import results
 from tests.integration.parts.kafka import Broker
 from tests.integration.parts.s3 import S3Server
@@ -189,7 +189,7 @@ def measure(
         for name in names[turn % len(names) :] + names[: turn % len(names)]:
             work = Work(spark, bootstrap, topic, rows, location())
             if name == "provider":  # create the log and probe its store before the measurement, as an earlier run does
-                open_pipeline(pipeline(work), open_commit_log(f"{work.location}/log"))
+                bind(pipeline(work), commit_log_at(f"{work.location}/log"))
             began = time.perf_counter()
             subjects[name](work)
             if turn:

@@ -32,7 +32,7 @@ from airflow_provider_streamsem import (
 )
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.source import ParsedRecords, Source
-from airflow_provider_streamsem.spark.engine import SparkEngine
+from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from benchmarks import results
 from benchmarks.kafka import produce, show

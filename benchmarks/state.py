@@ -22,7 +22,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, State, run_batch
-from airflow_provider_streamsem.spark.engine import SparkEngine
+from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 from benchmarks import results
 from benchmarks.dedup import BATCHES, ROCKS, SCHEMA, make
 from benchmarks.kafka import show

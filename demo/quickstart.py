@@ -21,7 +21,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 
 from airflow_provider_streamsem.cli.output import show
-from airflow_provider_streamsem.commitlog.log import open_commit_log
+from airflow_provider_streamsem.commitlog.log import commit_log_at
 from airflow_provider_streamsem.readers.files import CommittedFile, CommittedLog, open_log
 from airflow_provider_streamsem.readers.verify import verify
 from airflow_provider_streamsem.testing.s3 import environment, s3_server
@@ -79,7 +79,7 @@ def start(run_id: str, *arguments: str) -> subprocess.Popen[bytes]:
 
 def open_existing_log() -> CommittedLog | None:
     """Return the commit log; ``None`` while it does not exist."""
-    return open_log(open_commit_log(LOG)) if open_commit_log(LOG).read_pipeline() is not None else None
+    return open_log(commit_log_at(LOG)) if commit_log_at(LOG).read_pipeline() is not None else None
 
 
 def is_writing(version: int) -> bool:
@@ -226,7 +226,7 @@ def kill_twice_and_clear(days: list[Path], progress: Progress, bar: object) -> N
 
 def objects() -> int:
     """Return the number of objects in the log."""
-    return len(open_commit_log(LOG).list_keys(""))
+    return len(commit_log_at(LOG).list_keys(""))
 
 
 def report() -> None:
@@ -319,8 +319,8 @@ def main() -> int:
 
 def copy_log() -> None:
     """Copy the log to disk, so that a user can inspect it after the S3 server has ended."""
-    log = open_commit_log(LOG)
-    copy = open_commit_log(str(HOME / "log"))
+    log = commit_log_at(LOG)
+    copy = commit_log_at(str(HOME / "log"))
     for key in log.list_keys(""):
         data = log.read(key)
         assert data is not None

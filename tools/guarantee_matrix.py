@@ -37,7 +37,7 @@ from airflow_provider_streamsem.connectors.iceberg.sink import IcebergSink
 from airflow_provider_streamsem.connectors.iceberg.source import IcebergSource
 from airflow_provider_streamsem.connectors.kafka.sink import KafkaSink
 from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
-from airflow_provider_streamsem.dedup import Dedup
+from airflow_provider_streamsem.deduplication.settings import Dedup
 from airflow_provider_streamsem.pipeline.spec.guarantee import guarantee
 
 DIRECTORY = Path(__file__).parents[1] / "docs" / "explanation"

@@ -38,9 +38,9 @@ from airflow_provider_streamsem.cli.version_commands import (
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog import doctor as doctor_
 from airflow_provider_streamsem.commitlog import move
-from airflow_provider_streamsem.commitlog.log import open_commit_log
+from airflow_provider_streamsem.commitlog.log import commit_log_at
 from airflow_provider_streamsem.connectors.source import Source
-from airflow_provider_streamsem.dedup import stored_layers
+from airflow_provider_streamsem.deduplication.state import stored_layers
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
 from airflow_provider_streamsem.pipeline.maintenance.abort import abort as abort_version
 from airflow_provider_streamsem.pipeline.maintenance.drop import drop as drop_
@@ -64,7 +64,7 @@ from airflow_provider_streamsem.readers.lag import lag as lag_of
 from airflow_provider_streamsem.readers.verify import Verdict
 from airflow_provider_streamsem.readers.verify import verify as verify_
 from airflow_provider_streamsem.spark import packages
-from airflow_provider_streamsem.state import operator_state
+from airflow_provider_streamsem.state.settings import operator_state
 from airflow_provider_streamsem.stores.contract import open_store
 
 
@@ -338,7 +338,7 @@ def _result_of_verdict(verdict: Verdict) -> CommandResult:
 
 def doctor(args: argparse.Namespace) -> CommandResult:
     """Probe the store of a log (``streamsem doctor``)."""
-    report = doctor_.examine(open_commit_log(args.log))
+    report = doctor_.examine(commit_log_at(args.log))
     return _result_of_checks(f"doctor of {report.location}", plain(report), report.checks)
 
 
@@ -434,7 +434,7 @@ def _urls(args: argparse.Namespace) -> list[str]:
 
 def move_log(args: argparse.Namespace) -> CommandResult:
     """Move a log (``streamsem move-log``)."""
-    moved = move.move_log(open_commit_log(args.log), open_commit_log(_url(args.to)), already_moved=args.already_moved)
+    moved = move.move_log(commit_log_at(args.log), commit_log_at(_url(args.to)), already_moved=args.already_moved)
     lines = [
         f"moved pipeline {moved.pipeline} from {moved.moved_from} to {moved.moved_to}: versions up to {moved.version}, {moved.copied} objects copied",
         f"Set the pipeline's log to {moved.moved_to}. Runs with the old log are refused from now on.",

@@ -8,10 +8,10 @@ import json
 from airflow_provider_streamsem.arguments import exactly_one
 from airflow_provider_streamsem.cli.output import CommandResult
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
-from airflow_provider_streamsem.commitlog.log import open_commit_log
+from airflow_provider_streamsem.commitlog.log import commit_log_at
 from airflow_provider_streamsem.connectors.kafka.source import KafkaSource
 from airflow_provider_streamsem.errors import ConflictError, InvalidError
-from airflow_provider_streamsem.pipeline.spec.opening import read_head
+from airflow_provider_streamsem.pipeline.spec.binding import read_head
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.protocol.view import OpenHead
 from airflow_provider_streamsem.stores.contract import open_store
@@ -36,7 +36,7 @@ def export_offsets(args: argparse.Namespace) -> CommandResult:
     from airflow_provider_streamsem.connectors.kafka import checkpoint, consumer_group
 
     source, pipeline = _source(args), args.pipeline
-    log = open_commit_log(pipeline.log)
+    log = commit_log_at(pipeline.log)
     head = log.confirm_head(read_head(pipeline, log))
     if isinstance(head, OpenHead) or head.has_pending_publishes or head.closed < 0:
         raise ConflictError(

@@ -15,12 +15,12 @@ from airflow_provider_streamsem.errors import StreamsemError
 from airflow_provider_streamsem.pipeline.run.run import run_batch
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.spark import versions
-from airflow_provider_streamsem.state import State
+from airflow_provider_streamsem.state.settings import State
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-    from airflow_provider_streamsem.spark.engine import SparkEngine
+    from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 
 _RECORDS = '{"id": 1}\n{"id": 2}\nnot JSON\n{"id": 3}\n'
 _LATER_RECORDS = '{"id": 3}\n{"id": 4}\n'

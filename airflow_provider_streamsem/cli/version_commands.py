@@ -15,7 +15,7 @@ from airflow_provider_streamsem.arguments import time_ms
 from airflow_provider_streamsem.cli import first_look
 from airflow_provider_streamsem.cli.output import CommandResult
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
-from airflow_provider_streamsem.commitlog.log import open_commit_log
+from airflow_provider_streamsem.commitlog.log import commit_log_at
 from airflow_provider_streamsem.connections import connection
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
 from airflow_provider_streamsem.pipeline.maintenance.alter import alter as alter_
@@ -43,7 +43,7 @@ from airflow_provider_streamsem.readers.descriptions import aligned
 from airflow_provider_streamsem.readers.files import open_log
 
 if TYPE_CHECKING:
-    from airflow_provider_streamsem.spark.engine import SparkEngine
+    from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 
 
 def run(args: argparse.Namespace) -> CommandResult:
@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> CommandResult:
     before = _newest_closed(pipeline.log)
     result = run_batch(pipeline, run_key=run_key, drain=args.drain, engine=engine, announces=announces)
     if not announces:
-        log = open_commit_log(pipeline.log)
+        log = commit_log_at(pipeline.log)
         result = with_others(log, result, before=before, after=_newest_closed(pipeline.log))
     command_result = _result_of_run(pipeline, result)
     return (
@@ -100,7 +100,7 @@ def reprocess(args: argparse.Namespace) -> CommandResult:
         ran, (kept, lines) = _result_of_run(pipeline, result), _kept_versions(pipeline, result)
         return replace(ran, document={**ran.document, **kept}, lines=[*ran.lines, *lines])
     if selection is not None:
-        log = open_commit_log(pipeline.log)
+        log = commit_log_at(pipeline.log)
         return _reprocess_all(args, select(log, log.newest_head(), selection), engine, "no committed batch is selected")
     records = open_log(args.log, pipeline=pipeline).quarantined()
     versions = sorted({record["version"] for record in records if "watermark_ms" not in record})  # not the late rows
@@ -166,7 +166,7 @@ def _reprocess_all(
 
 
 def _kept_versions(pipeline: Pipeline, result: RunResult) -> tuple[dict[str, Any], list[str]]:
-    later = kept_versions(pipeline, open_commit_log(pipeline.log), result.version)
+    later = kept_versions(pipeline, commit_log_at(pipeline.log), result.version)
     field = {"kept_versions": None if later is None else [later.start, later.stop]}
     return field, [] if later is None else [report.state_kept(later)]
 
@@ -213,7 +213,7 @@ def engine_of_arguments(args: argparse.Namespace, spark_packages: str | None) ->
 
     :raises InvalidError: a setting is not valid
     """
-    from airflow_provider_streamsem.spark.engine import SparkEngine, engine_of
+    from airflow_provider_streamsem.spark.spark_engine import SparkEngine, engine_of
 
     unnamed = [text for text in args.spark_conf if "=" not in text]
     if unnamed:

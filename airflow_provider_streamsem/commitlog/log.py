@@ -518,7 +518,7 @@ def _refuse_split(view: LogView, since: int, oldest_readable: int) -> None:
             ).advising(f"read since {commits[0] - 1} or since {commits[-1]}.")
 
 
-def open_commit_log(url: str, *, clock: Clock = SYSTEM_CLOCK, retry_policy: RetryPolicy | None = None) -> CommitLog:
+def commit_log_at(url: str, *, clock: Clock = SYSTEM_CLOCK, retry_policy: RetryPolicy | None = None) -> CommitLog:
     """
     Open the log at a URL. The function sends no request.
 

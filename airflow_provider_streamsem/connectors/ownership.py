@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
 from airflow_provider_streamsem.connectors.sink import Sink
 from airflow_provider_streamsem.errors import DatasetOwnedError, LogMovedError
 from airflow_provider_streamsem.protocol.entries import PipelineRecord
@@ -37,7 +37,7 @@ def _was_moved(location: str, log: CommitLog, url: str) -> bool:
         if location in visited:
             return False
         visited.add(location)
-        existing = open_commit_log(location)
+        existing = commit_log_at(location)
         try:
             if existing.read_pipeline() is not None:
                 existing.newest_head()

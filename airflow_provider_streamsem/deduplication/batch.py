@@ -11,9 +11,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from airflow_provider_streamsem.dedup import (
+from airflow_provider_streamsem.deduplication.ids import NO_IDS, Array, Ids, first_of_equal, union
+from airflow_provider_streamsem.deduplication.layers import LayerFiles
+from airflow_provider_streamsem.deduplication.settings import Dedup
+from airflow_provider_streamsem.deduplication.state import (
     ChainStates,
-    Dedup,
     Layer,
     layers_of,
     split,
@@ -21,8 +23,6 @@ from airflow_provider_streamsem.dedup import (
     state_of,
     stored_layers,
 )
-from airflow_provider_streamsem.deduplication.ids import NO_IDS, Array, Ids, first_of_equal, union
-from airflow_provider_streamsem.deduplication.layers import LayerFiles
 from airflow_provider_streamsem.protocol.entries import Json
 
 _NEVER = np.iinfo(np.int64).min

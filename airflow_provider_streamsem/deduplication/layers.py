@@ -21,8 +21,8 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from airflow_provider_streamsem import telemetry
-from airflow_provider_streamsem.dedup import AT, ID, Layer, layers_dataset
 from airflow_provider_streamsem.deduplication.ids import ID_BYTES, Ids, halves, in_order
+from airflow_provider_streamsem.deduplication.state import AT, ID, Layer, layers_dataset
 from airflow_provider_streamsem.errors import StageError
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile

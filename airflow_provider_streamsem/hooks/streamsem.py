@@ -7,7 +7,7 @@ from typing import Any
 from airflow.sdk.bases.hook import BaseHook
 
 from airflow_provider_streamsem.commitlog import doctor
-from airflow_provider_streamsem.commitlog.log import open_commit_log
+from airflow_provider_streamsem.commitlog.log import commit_log_at
 from airflow_provider_streamsem.connections import use_resolver
 from airflow_provider_streamsem.errors import StreamsemError
 from airflow_provider_streamsem.hooks.connections import airflow_connection
@@ -47,7 +47,7 @@ class StreamsemHook(BaseHook):  # type: ignore[misc]
         with use_resolver(airflow_connection):
             connection = airflow_connection(self.log_conn_id)
             with s3.use_s3_access(location.access(connection)):
-                return doctor.examine(open_commit_log(f"{location.root(connection)}/_connection_test"))
+                return doctor.examine(commit_log_at(f"{location.root(connection)}/_connection_test"))
 
     def test_connection(self) -> tuple[bool, str]:
         """

@@ -59,7 +59,7 @@ class HasEngine:
         :raises InvalidError: the connection does not exist or is not valid, or a Spark setting is not valid
         """
         conf = self._conf()
-        from airflow_provider_streamsem.spark import engine as spark
+        from airflow_provider_streamsem.spark import spark_engine as spark
 
         options: dict[str, Any] = {"packages": self.spark_packages, "logs_to_stdout": True}
         conn_id = self.spark_conn_id or (None if self.spark_master else settings.spark_conn_id())

@@ -31,7 +31,7 @@ from airflow_provider_streamsem.stores.s3 import use_s3_access
 from airflow_provider_streamsem.web.addresses import actions_tag, pipeline_id
 from airflow_provider_streamsem.web.documents import ActionsDag, Task
 from airflow_provider_streamsem.web.memory import MemoryBudget
-from airflow_provider_streamsem.web.pipelines import LoggedPipeline, OpenedLog
+from airflow_provider_streamsem.web.pipelines import LoggedPipeline, ServedLog
 
 User = Annotated[Any, Depends(get_user)]
 
@@ -43,7 +43,7 @@ _XCOMS = 2_000
 """The maximum number of XComs that a request reads."""
 Location = tuple[str, str, str | None]
 """URL of a log, id of its connection (``""`` without one), and the team whose connection it is (``None`` without one)."""
-_opened: OrderedDict[Location, OpenedLog] = OrderedDict()
+_opened: OrderedDict[Location, ServedLog] = OrderedDict()
 """Location → the log, in the order of their last use"""
 _lock = Lock()
 
@@ -94,9 +94,9 @@ def _teams(dag_ids: set[str]) -> dict[str, str | None]:
     return teams
 
 
-def _opened_log(location: Location) -> OpenedLog:
+def _opened_log(location: Location) -> ServedLog:
     with _lock:
-        opened = _opened.pop(location, None) or OpenedLog(location[0], _store_access(*location), memory().cache)
+        opened = _opened.pop(location, None) or ServedLog(location[0], _store_access(*location), memory().cache)
         _opened[location] = opened
         while len(_opened) > _KEPT:
             _opened.popitem(last=False)

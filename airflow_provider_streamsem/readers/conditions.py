@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK, Clock
-from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.spec.location import located
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline, from_json
@@ -103,7 +103,7 @@ class BatchCommitted:
             return self._check(pipeline.log, clock)
 
     def _check(self, url: str, clock: Clock) -> CheckResult:
-        log = open_commit_log(url, clock=clock)
+        log = commit_log_at(url, clock=clock)
         record = log.read_pipeline()
         if record is None:
             return CheckResult(met=False, observed={"log": url, "version": -1})
@@ -278,7 +278,7 @@ class DriverWait:
     def check(self, *, clock: Clock = SYSTEM_CLOCK) -> CheckResult:
         """Read the log. The progress is the newest of submission, plan and outcome."""
         with located(self.pipeline) as pipeline:
-            log = open_commit_log(pipeline.log, clock=clock)
+            log = commit_log_at(pipeline.log, clock=clock)
             record = log.read_pipeline()
             if record is None:
                 return CheckResult(met=True, observed={"run_key": self.run_key, "version": -1, "stalled": False})

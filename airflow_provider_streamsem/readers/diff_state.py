@@ -11,7 +11,7 @@ from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.readers.diff import different_rows, opened
 from airflow_provider_streamsem.readers.files import CommittedLog
 from airflow_provider_streamsem.readers.state import read_state
-from airflow_provider_streamsem.state import Operator, operator_state
+from airflow_provider_streamsem.state.settings import Operator, operator_state
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession

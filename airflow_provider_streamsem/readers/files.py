@@ -14,7 +14,7 @@ from typing import Any
 
 from airflow_provider_streamsem import registry
 from airflow_provider_streamsem.arguments import integer
-from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
 from airflow_provider_streamsem.connectors.files.stored import former_sinks, stored_sinks
 from airflow_provider_streamsem.connectors.ownership import claim_dataset
 from airflow_provider_streamsem.connectors.sink import Sink
@@ -373,7 +373,7 @@ def open_log(log: str | CommitLog, *, pipeline: Pipeline | None = None) -> Commi
     :param pipeline: the user's pipeline, whose sinks the reader then uses. Required for sink types that other packages provide
     :raises InvalidError: there is no log at this location
     """
-    opened = log if isinstance(log, CommitLog) else open_commit_log(log)
+    opened = log if isinstance(log, CommitLog) else commit_log_at(log)
     return CommittedLog(opened, opened.existing_pipeline(), pipeline)
 
 

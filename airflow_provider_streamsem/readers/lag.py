@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from airflow_provider_streamsem.commitlog.log import open_commit_log
+from airflow_provider_streamsem.commitlog.log import commit_log_at
+from airflow_provider_streamsem.pipeline.spec.binding import read_head
 from airflow_provider_streamsem.pipeline.spec.location import with_log_location
-from airflow_provider_streamsem.pipeline.spec.opening import read_head
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.readers.files import open_log
 
@@ -43,7 +43,7 @@ def lag(pipeline: Pipeline) -> Lag:
     :raises InvalidError: there is no log at the pipeline's location
     :raises StreamsemError: the log or the source cannot be read
     """
-    opened = open_log(open_commit_log(pipeline.log))
+    opened = open_log(commit_log_at(pipeline.log))
     head = read_head(pipeline, opened.log)
     age = None if head.outcome is None else max(0, opened.log.clock.now_ms() - head.outcome.decided_at_ms)
     planner = pipeline.source.open(opened.log.of_source(pipeline.source.immutable_config()), head.hint)

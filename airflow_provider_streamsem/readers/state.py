@@ -16,12 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 from urllib.parse import quote
 
-from airflow_provider_streamsem import state_files
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connectors import jvm
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.readers.files import CommittedLog, open_log
-from airflow_provider_streamsem.state import LOCATION, OperatorState, operator_state, with_schema_files_in
+from airflow_provider_streamsem.state import files as state_files
+from airflow_provider_streamsem.state.settings import LOCATION, OperatorState, operator_state, with_schema_files_in
 from airflow_provider_streamsem.stores.contract import hadoop_location
 
 if TYPE_CHECKING:

@@ -8,10 +8,10 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
-from airflow_provider_streamsem import dedup, state_files
-from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
 from airflow_provider_streamsem.connectors.ownership import claim_dataset
 from airflow_provider_streamsem.connectors.sink import Sink
+from airflow_provider_streamsem.deduplication import state as dedup_state
 from airflow_provider_streamsem.errors import (
     ConflictError,
     LogDamagedError,
@@ -19,8 +19,8 @@ from airflow_provider_streamsem.errors import (
     NewerFormatError,
     StreamsemError,
 )
+from airflow_provider_streamsem.pipeline.spec.binding import find_record
 from airflow_provider_streamsem.pipeline.spec.location import with_log_location
-from airflow_provider_streamsem.pipeline.spec.opening import find_record
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.pipeline.versions.kept_states import oldest_kept
 from airflow_provider_streamsem.pipeline.versions.publish import publishing_sink
@@ -53,6 +53,7 @@ from airflow_provider_streamsem.protocol.view import (
 )
 from airflow_provider_streamsem.readers.discoveries import DiscoveryCheck
 from airflow_provider_streamsem.readers.files import CommittedLog, open_log
+from airflow_provider_streamsem.state import files as state_files
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
 logger = logging.getLogger(__name__)
@@ -163,7 +164,7 @@ def _of_log(opened: CommittedLog, *, files: bool) -> Verdict:
 
 @with_log_location
 def _verified(pipeline: Pipeline, *, files: bool) -> Verdict:
-    commit_log = open_commit_log(pipeline.log)
+    commit_log = commit_log_at(pipeline.log)
     if find_record(pipeline, commit_log) is None:
         return _without_log(pipeline)
     return _of_log(open_log(commit_log, pipeline=pipeline), files=files)
@@ -476,7 +477,7 @@ class _Verification:
 
     def _dedup_state(self, newest: Outcome | None) -> None:
         state = self.opened.record.initial_state if newest is None else newest.state
-        if self._try(partial(dedup.is_complete, self.opened.log.store.url, state)) is False:
+        if self._try(partial(dedup_state.is_complete, self.opened.log.store.url, state)) is False:
             what = "a file of the deduplication state is missing or was changed"
             self._report("I6", what, version=None if newest is None else newest.version)
 

@@ -9,8 +9,8 @@ from airflow_provider_streamsem.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.source import Planner
 from airflow_provider_streamsem.pipeline.run.plan import due_watermark, may_wait
+from airflow_provider_streamsem.pipeline.spec.binding import read_head
 from airflow_provider_streamsem.pipeline.spec.location import with_log_location
-from airflow_provider_streamsem.pipeline.spec.opening import read_head
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.protocol import invariants, offsets
 from airflow_provider_streamsem.protocol.codec import plain

@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 
-from airflow_provider_streamsem import state_files
 from airflow_provider_streamsem.connectors.data_files.pins import FilePin
 from airflow_provider_streamsem.engine import Job, RewriteJob
 from airflow_provider_streamsem.errors import (
@@ -23,6 +22,7 @@ from airflow_provider_streamsem.spark import (
     store_failures,
     user_code,
 )
+from airflow_provider_streamsem.state import files as state_files
 
 _DAMAGED_STATE = re.compile(
     r"RocksDBException: [^\n]*(checksum mismatch|[Mm]ismatch in unique ID|[Cc]orrupt|magic number)"

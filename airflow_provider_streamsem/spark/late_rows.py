@@ -17,8 +17,8 @@ from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 
 from airflow_provider_streamsem.connectors import jvm
+from airflow_provider_streamsem.connectors.columns.identifiers import quoted
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.identifiers import quoted
 
 _AGGREGATES = ("Aggregate", "Distinct")
 _STATEFUL = (

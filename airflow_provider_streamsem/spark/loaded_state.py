@@ -27,7 +27,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from airflow_provider_streamsem.connectors import jvm
-from airflow_provider_streamsem.state import OperatorState
+from airflow_provider_streamsem.state.settings import OperatorState
 
 _MOST_BATCHES = 20
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from airflow_provider_streamsem.connectors.lookup import Lookup
 from airflow_provider_streamsem.connectors.sink import Sink
 from airflow_provider_streamsem.connectors.source import Source
-from airflow_provider_streamsem.dedup import Dedup
+from airflow_provider_streamsem.deduplication.settings import Dedup
 
 SETTING = "spark.jars.packages"
 

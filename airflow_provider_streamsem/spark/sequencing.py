@@ -14,13 +14,13 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import AtomicType, VariantType
 
+from airflow_provider_streamsem.connectors.columns.identifiers import quoted
 from airflow_provider_streamsem.connectors.data_files import groups
 from airflow_provider_streamsem.connectors.sink import Sink
 from airflow_provider_streamsem.connectors.source import Loaded, LoadedTogether, Source
 from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
 from airflow_provider_streamsem.engine import Job
 from airflow_provider_streamsem.errors import DataError
-from airflow_provider_streamsem.identifiers import quoted
 from airflow_provider_streamsem.protocol.entries import Committable
 
 _AT = "__streamsem_at"

@@ -29,11 +29,11 @@ from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Committable, Json, Quarantine
 from airflow_provider_streamsem.spark import causes, schema
-from airflow_provider_streamsem.spark.dedup import Deduplication
+from airflow_provider_streamsem.spark.duplicates import Deduplication
 from airflow_provider_streamsem.spark.evaluation import Plans, consistent, consistent_alone
 from airflow_provider_streamsem.spark.sequencing import Sequencing
-from airflow_provider_streamsem.state import LOCATION, State, operator_state, with_operator_state
-from airflow_provider_streamsem.state_files import make_durable
+from airflow_provider_streamsem.state.files import make_durable
+from airflow_provider_streamsem.state.settings import LOCATION, State, operator_state, with_operator_state
 from airflow_provider_streamsem.stores.contract import hadoop_location
 
 if TYPE_CHECKING:

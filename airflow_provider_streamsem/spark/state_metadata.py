@@ -13,7 +13,7 @@ from typing import Any
 
 from airflow_provider_streamsem.connectors import jvm
 from airflow_provider_streamsem.errors import StageError
-from airflow_provider_streamsem.state import OperatorState, with_schema_files_in
+from airflow_provider_streamsem.state.settings import OperatorState, with_schema_files_in
 
 
 class StateMetadata:

@@ -30,7 +30,7 @@ from airflow_provider_streamsem.spark.late_rows import (
     late_rows,
 )
 from airflow_provider_streamsem.spark.state_metadata import StateMetadata
-from airflow_provider_streamsem.state import (
+from airflow_provider_streamsem.state.settings import (
     Operator,
     OperatorState,
     State,

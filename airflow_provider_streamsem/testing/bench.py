@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
 from airflow_provider_streamsem.connectors.sink import Sink
 from airflow_provider_streamsem.engine import Engine
 from airflow_provider_streamsem.errors import InvalidError
@@ -20,7 +20,7 @@ from airflow_provider_streamsem.pipeline.versions.result import RunResult
 from airflow_provider_streamsem.readers.files import CommittedLog, open_log
 from airflow_provider_streamsem.readers.spark import read_committed
 from airflow_provider_streamsem.readers.verify import verify
-from airflow_provider_streamsem.spark.engine import SparkEngine
+from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 from airflow_provider_streamsem.stores.contract import open_store
 from airflow_provider_streamsem.testing.arrivals import Arrivals
 from airflow_provider_streamsem.testing.crash_matrix import Output, multiset
@@ -116,7 +116,7 @@ class Bench:
 
     def head(self) -> int:
         """Return the newest closed version; -1 before the first."""
-        return -1 if open_commit_log(self.pipeline.log).read_pipeline() is None else open_log(self.pipeline.log).head
+        return -1 if commit_log_at(self.pipeline.log).read_pipeline() is None else open_log(self.pipeline.log).head
 
     def committed(self, since: int = -1) -> Committed:
         """Return a reader of the rows that the versions above ``since`` made visible."""

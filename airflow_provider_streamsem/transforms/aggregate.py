@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.connectors.columns.identifiers import quoted
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.identifiers import quoted
 from airflow_provider_streamsem.transforms.monoids import Monoid, SparkMonoid
 from airflow_provider_streamsem.transforms.persistent_state import PersistentState, StatePerKey
 from airflow_provider_streamsem.transforms.snapshot import as_text

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from airflow_provider_streamsem.identifiers import quoted
+from airflow_provider_streamsem.connectors.columns.identifiers import quoted
 
 if TYPE_CHECKING:
     from pyspark.sql.types import DataType

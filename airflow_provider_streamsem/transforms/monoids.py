@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.connectors.columns.identifiers import quoted
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.identifiers import quoted
 from airflow_provider_streamsem.transforms import equality
 from airflow_provider_streamsem.transforms.snapshot import as_text, text_of
 

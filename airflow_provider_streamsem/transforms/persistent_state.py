@@ -9,8 +9,8 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.connectors.columns.identifiers import quoted
 from airflow_provider_streamsem.errors import DataError, InvalidError
-from airflow_provider_streamsem.identifiers import quoted
 from airflow_provider_streamsem.transforms.equality import normal_form
 from airflow_provider_streamsem.transforms.snapshot import as_text, text_of
 from airflow_provider_streamsem.transforms.window import WINDOW, WINDOW_END, WINDOW_START, Window, refuse_reserved

@@ -19,7 +19,7 @@ from airflow_provider_streamsem.protocol.kinds.alter import Alter
 from airflow_provider_streamsem.protocol.kinds.rewrite import Rewrite as RewriteVersion
 from airflow_provider_streamsem.protocol.offsets import Gaps, Ranges
 from airflow_provider_streamsem.readers.history import VersionFacts, VersionSummary
-from airflow_provider_streamsem.state import OperatorState
+from airflow_provider_streamsem.state.settings import OperatorState
 from airflow_provider_streamsem.verbs import Parameter, Verb
 
 

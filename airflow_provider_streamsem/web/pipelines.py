@@ -10,7 +10,7 @@ from itertools import islice
 from typing import Any, TypeVar
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
-from airflow_provider_streamsem.commitlog.log import open_commit_log
+from airflow_provider_streamsem.commitlog.log import commit_log_at
 from airflow_provider_streamsem.commitlog.retrying import RetryPolicy
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.spec.changes import changed_fields, dag_id
@@ -24,7 +24,7 @@ from airflow_provider_streamsem.readers.file_changes import file_changes
 from airflow_provider_streamsem.readers.files import CommittedLog, Version, open_log
 from airflow_provider_streamsem.readers.history import History, VersionCache, VersionSummary, rows_per_minute
 from airflow_provider_streamsem.readers.rewrites import files_before
-from airflow_provider_streamsem.state import operator_state
+from airflow_provider_streamsem.state.settings import operator_state
 from airflow_provider_streamsem.stores.concurrency import in_threads
 from airflow_provider_streamsem.stores.metered import MeteredStore, charge, is_exceeded, memory_of, working
 from airflow_provider_streamsem.telemetry import log_of
@@ -74,7 +74,7 @@ T = TypeVar("T")
 
 
 @dataclass(slots=True)
-class OpenedLog:
+class ServedLog:
     """
     A log that is opened at first use. All requests share it, and so the versions that were read.
 
@@ -121,7 +121,7 @@ class OpenedLog:
     def _open(self) -> None:
         with self.store_access():
             # A writer waits for a store that does not respond. A page reports it.
-            log = open_commit_log(self.location, retry_policy=RetryPolicy(tries=1))
+            log = commit_log_at(self.location, retry_policy=RetryPolicy(tries=1))
             with working():
                 opened = open_log(replace(log, store=MeteredStore(log.store)))
                 opened.record = replace(opened.record, fork=None)
@@ -144,7 +144,7 @@ class LoggedPipeline:
     """
 
     id: str
-    log: OpenedLog
+    log: ServedLog
     tasks: tuple[Task, ...] = ()
     actions: Mapping[str, Sequence[ActionsDag]] = field(default_factory=dict)
 
@@ -173,7 +173,7 @@ class LoggedPipeline:
 
     @property
     def history(self) -> History:
-        """The versions of the log; see :class:`OpenedLog`."""
+        """The versions of the log; see :class:`ServedLog`."""
         return self.log.history
 
     @property

@@ -9,7 +9,7 @@ from fastapi import FastAPI
 
 from airflow_provider_streamsem.web.app import create_app
 from airflow_provider_streamsem.web.memory import MemoryBudget
-from airflow_provider_streamsem.web.pipelines import LoggedPipeline, OpenedLog
+from airflow_provider_streamsem.web.pipelines import LoggedPipeline, ServedLog
 
 HOST = "127.0.0.1"
 
@@ -17,7 +17,7 @@ HOST = "127.0.0.1"
 def app_of(logs: Sequence[str], *, shows_records: bool) -> FastAPI:
     """Return the application for some logs. It requires no authentication, because it is for one user."""
     memory = MemoryBudget()
-    pipelines = [LoggedPipeline(str(number), OpenedLog(log, cache=memory.cache)) for number, log in enumerate(logs)]
+    pipelines = [LoggedPipeline(str(number), ServedLog(log, cache=memory.cache)) for number, log in enumerate(logs)]
     return create_app(
         authenticated=lambda: None,
         readable=lambda: pipelines,

@@ -11,7 +11,7 @@ import pyarrow
 import pyarrow.parquet
 
 from airflow_provider_streamsem.connectors.sink import SinkCommit, SinkMarker
-from airflow_provider_streamsem.pipeline.spec.opening import open_pipeline
+from airflow_provider_streamsem.pipeline.spec.binding import bind
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.pipeline.versions.publish import batch_of
 from airflow_provider_streamsem.protocol.entries import Marker
@@ -67,7 +67,7 @@ def staged(sink: Any, table: pyarrow.Table, version: int = 0, *, schema: str, ro
 
 def committed_batch(fixture: PipelineFixture, pipeline: Pipeline, name: str, version: int) -> SinkCommit:
     """Return the batch that a sink has to publish for a committed version of a fixture's log."""
-    opened = open_pipeline(pipeline, fixture.log())
+    opened = bind(pipeline, fixture.log())
     stored = opened.log.outcome_and_sha256(version)
     assert stored is not None
     return batch_of(opened, *stored, name)

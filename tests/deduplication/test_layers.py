@@ -10,10 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from airflow_provider_streamsem.dedup import Layer
 from airflow_provider_streamsem.deduplication import layers
 from airflow_provider_streamsem.deduplication.ids import Ids, in_order
 from airflow_provider_streamsem.deduplication.layers import LayerFiles
+from airflow_provider_streamsem.deduplication.state import Layer
 from airflow_provider_streamsem.errors import StageError
 from airflow_provider_streamsem.stores.local import LocalStore
 from airflow_provider_streamsem.testing.stores import CountingStore

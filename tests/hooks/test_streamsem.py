@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 from airflow_provider_streamsem import FilesSource, Pipeline, open_log, run_batch, verify
-from airflow_provider_streamsem.commitlog.log import open_commit_log
+from airflow_provider_streamsem.commitlog.log import commit_log_at
 from airflow_provider_streamsem.connections import Connection, use_resolver
 from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.pipeline.spec.binding import bind
 from airflow_provider_streamsem.pipeline.spec.location import access, located, root
-from airflow_provider_streamsem.pipeline.spec.opening import open_pipeline
 from airflow_provider_streamsem.readers.conditions import Freshness
 from airflow_provider_streamsem.readers.lag import lag
 from airflow_provider_streamsem.readers.waiting import waiting
@@ -100,7 +100,7 @@ def test_inspection_of_a_source_on_s3_uses_the_connection_until_its_end(
 def lag_of_new_log(pipeline: Pipeline) -> int:
     """Return the lag by the function that needs a log. The log is created."""
     with located(pipeline) as located_pipeline:
-        open_pipeline(located_pipeline, open_commit_log(located_pipeline.log))
+        bind(located_pipeline, commit_log_at(located_pipeline.log))
     return lag(pipeline).lag
 
 

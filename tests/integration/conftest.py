@@ -114,7 +114,7 @@ def postgres() -> Iterator[Postgres]:
 @pytest.fixture(scope="session")
 def spark(s3_server: S3Server) -> Iterator[SparkSession]:
     """Start a local session with the jars of the integration tests. Engines find it as the active session."""
-    from airflow_provider_streamsem.spark.engine import SparkEngine
+    from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 
     session = SparkEngine(master="local[2]", conf={**session_conf(), **peers_conf()}).session()
     session.sparkContext.setLogLevel("OFF")

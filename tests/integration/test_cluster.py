@@ -28,7 +28,7 @@ PROGRAM = """
 import json, os, sys
 from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, State, run_batch
 from airflow_provider_streamsem.connections import connection
-from airflow_provider_streamsem.spark.engine import engine_of
+from airflow_provider_streamsem.spark.spark_engine import engine_of
 from jobs import count_by_id, routed, transform
 
 engine = engine_of(connection("spark_under_test"), json.loads(os.environ["CONF"]))

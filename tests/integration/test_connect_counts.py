@@ -32,7 +32,7 @@ MANY = {
 PROGRAM = """
 import json, pathlib, sys
 from airflow_provider_streamsem.spark import remote, staging
-from airflow_provider_streamsem.spark.engine import SparkEngine
+from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 from tests.spark_location import Location
 from tests.spark.test_spark import BAD_JSON, GOOD_JSON, JSON, TRANSFORMS
 from pyspark.sql import Window

@@ -20,7 +20,7 @@ import json, pathlib, sys
 from airflow_provider_streamsem import FilesSink, read_committed
 from airflow_provider_streamsem.errors import DataError, StageError
 from airflow_provider_streamsem.spark import staging
-from airflow_provider_streamsem.spark.engine import SparkEngine
+from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 from tests.spark import routes
 from tests.spark_location import Location
 from pyspark.sql import functions as F

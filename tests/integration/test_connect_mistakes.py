@@ -24,7 +24,7 @@ import psutil
 from airflow_provider_streamsem import FilesSink, FilesSource, Pipeline, run_batch, verify
 from airflow_provider_streamsem.errors import StreamsemError
 from airflow_provider_streamsem.spark import remote
-from airflow_provider_streamsem.spark.engine import SparkEngine
+from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 from pyspark.sql import functions as F
 from pyspark.sql.connect.session import SparkSession
 

@@ -20,7 +20,7 @@ import pyarrow
 from deltalake import DeltaTable, write_deltalake
 from airflow_provider_streamsem import Dedup, DeltaSink, DeltaSource, Pipeline, run_batch
 from airflow_provider_streamsem.errors import DataError
-from airflow_provider_streamsem.spark.engine import SparkEngine
+from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 
 root, engine, results = pathlib.Path(sys.argv[2]), SparkEngine(remote=sys.argv[1]), {}
 for version, size in enumerate([1, 5000, 1, 300]):

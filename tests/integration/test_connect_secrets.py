@@ -23,7 +23,7 @@ pytestmark = pytest.mark.integration
 PROGRAM = """
 import json, sys
 from airflow_provider_streamsem import FilesSink, JdbcSource, KafkaSource, Pipeline, run_batch
-from airflow_provider_streamsem.spark.engine import SparkEngine
+from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 location, name, server = sys.argv[1:]
 source = JdbcSource(conn_id="db", table=name, cursor="id") if name == "orders" else KafkaSource(topics=[name], conn_id="secured_kafka")
 pipeline = Pipeline(name="p", log=f"{location}/log", source=source, sinks={"out": FilesSink(f"{location}/out")})

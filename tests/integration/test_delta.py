@@ -300,14 +300,14 @@ def test_two_concurrent_publishing_processes_add_each_version_once(
         import sys
         from dataclasses import replace
         import json
-        from airflow_provider_streamsem.pipeline.spec.opening import open_pipeline
+        from airflow_provider_streamsem.pipeline.spec.binding import bind
         from airflow_provider_streamsem.pipeline.versions.publish import batch_of
         from airflow_provider_streamsem.pipeline.spec.pipeline import from_json
-        from airflow_provider_streamsem.commitlog.log import open_commit_log
+        from airflow_provider_streamsem.commitlog.log import commit_log_at
         from airflow_provider_streamsem.protocol.entries import Marker
         from airflow_provider_streamsem.stores.dataset import open_dataset
         pipeline = from_json(json.loads({spec!r}))
-        opened = open_pipeline(pipeline, open_commit_log(pipeline.log))
+        opened = bind(pipeline, commit_log_at(pipeline.log))
         batch = batch_of(opened, opened.head.outcome, opened.head.outcome_sha, "table")
         data = open_dataset({table!r})
         sink = pipeline.sinks["table"]

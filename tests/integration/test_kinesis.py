@@ -24,7 +24,7 @@ from airflow_provider_streamsem.engine import Job
 from airflow_provider_streamsem.errors import InvalidError, RecordsMissingError, SourceChangedError
 from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.readers.lag import lag
-from airflow_provider_streamsem.spark.engine import SparkEngine
+from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 from airflow_provider_streamsem.stores.contract import open_store
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.clock import ManualClock

@@ -25,7 +25,7 @@ from airflow_provider_streamsem import (
     verify,
 )
 from airflow_provider_streamsem.commitlog import doctor
-from airflow_provider_streamsem.commitlog.log import open_commit_log
+from airflow_provider_streamsem.commitlog.log import commit_log_at
 from airflow_provider_streamsem.errors import StoreRefusedError, StreamsemError
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.protocol import keys
@@ -109,7 +109,7 @@ def test_each_role_works_with_the_documented_rights_and_has_no_others(roles: Rol
 
     arrive("a.json", range(5))
     with use_s3_access(roles.access("runner")):
-        assert doctor.examine(open_commit_log("s3://p-log")).passed
+        assert doctor.examine(commit_log_at("s3://p-log")).passed
         run_batch(PIPELINE, run_key="a")
         arrive("b.json", range(5, 9))
         run_batch(PIPELINE, run_key="b")

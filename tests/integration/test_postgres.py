@@ -29,7 +29,7 @@ from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
 from airflow_provider_streamsem.errors import DataError, PublishError, StreamsemError, UnavailableError
 from airflow_provider_streamsem.protocol.entries import Receipt
 from airflow_provider_streamsem.readers.verify import verify
-from airflow_provider_streamsem.spark.engine import SparkEngine
+from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.connectors.batches import marked, resolve_schema, schema_of, staged
 from tests.connectors.sql.modes import CREATE, MODES, publish

@@ -29,7 +29,7 @@ from airflow_provider_streamsem import (
     verify,
 )
 from airflow_provider_streamsem.commitlog import doctor
-from airflow_provider_streamsem.commitlog.log import open_commit_log
+from airflow_provider_streamsem.commitlog.log import commit_log_at
 from airflow_provider_streamsem.errors import ConflictError, SourceChangedError, StageError
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.spark.stateful import MicroBatch
@@ -134,7 +134,7 @@ def put(arrivals: Path, name: str, rows: list[dict[str, Any]]) -> None:
 
 
 def test_server_supports_create_if_absent(lake: str) -> None:
-    report = doctor.examine(open_commit_log(f"{lake}/log"))
+    report = doctor.examine(commit_log_at(f"{lake}/log"))
     assert report.passed, report
 
 

@@ -41,7 +41,7 @@ class Ti(SimpleNamespace):
 @pytest.fixture
 def execute(disk_fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Any]:
     """Return a function that executes an operator whose engine reports a Spark UI. It returns the operator and its task instance."""
-    from airflow_provider_streamsem.spark import engine as spark
+    from airflow_provider_streamsem.spark import spark_engine as spark
 
     def step(name: str) -> None:
         emit(SparkStarted, application_id="local-1", ui="http://worker:4040")

@@ -293,7 +293,7 @@ def test_spark_started_event_has_the_application_id_and_no_ui_if_none_is_served(
     fixture: PipelineFixture, tmp_path: Path, spark: Any
 ) -> None:
     from airflow_provider_streamsem import FilesSink
-    from airflow_provider_streamsem.spark.engine import SparkEngine
+    from airflow_provider_streamsem.spark.spark_engine import SparkEngine
     from airflow_provider_streamsem.telemetry import SparkStarted
 
     fixture.arrive(1)

@@ -20,7 +20,7 @@ def airflow_db() -> None:
 @pytest.fixture
 def rows_engine(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     """Give operators an engine without Spark. Return a list of the calls to it."""
-    from airflow_provider_streamsem.spark import engine as spark
+    from airflow_provider_streamsem.spark import spark_engine as spark
     from airflow_provider_streamsem.testing.rows import RowsEngine
 
     calls: list[str] = []

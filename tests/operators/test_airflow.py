@@ -178,7 +178,7 @@ def test_spark_and_kafka_are_found_through_airflow_connections(
 ) -> None:
     from airflow_provider_streamsem.connections import connection
     from airflow_provider_streamsem.errors import InvalidError
-    from airflow_provider_streamsem.spark import engine as spark
+    from airflow_provider_streamsem.spark import spark_engine as spark
     from airflow_provider_streamsem.testing.rows import RowsEngine
 
     monkeypatch.setenv("AIRFLOW_CONN_MY_SPARK", '{"conn_type": "spark", "host": "spark://h", "port": 7077}')

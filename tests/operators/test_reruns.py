@@ -24,7 +24,7 @@ class Runs:
     """A DAG with one draining task over JSON files, with two files per batch."""
 
     def __init__(self, fixture: PipelineFixture, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-        from airflow_provider_streamsem.spark import engine as spark
+        from airflow_provider_streamsem.spark import spark_engine as spark
         from airflow_provider_streamsem.testing.rows import RowsEngine
 
         self.fixture = fixture

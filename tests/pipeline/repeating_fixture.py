@@ -8,7 +8,7 @@ from typing import Any
 
 from airflow_provider_streamsem import Pipeline
 from airflow_provider_streamsem.commitlog.log import CommitLog, RetryPolicy
-from airflow_provider_streamsem.dedup import Dedup
+from airflow_provider_streamsem.deduplication.settings import Dedup
 from airflow_provider_streamsem.stores.contract import Store
 from airflow_provider_streamsem.stores.local import LocalStore
 from airflow_provider_streamsem.testing.clock import ManualClock

@@ -31,7 +31,7 @@ from airflow_provider_streamsem import (
     run_batch,
     verify,
 )
-from airflow_provider_streamsem.commitlog.log import open_commit_log
+from airflow_provider_streamsem.commitlog.log import commit_log_at
 from airflow_provider_streamsem.engine import Job, Produced, nothing_produced
 from airflow_provider_streamsem.protocol.offsets import position
 from airflow_provider_streamsem.readers.files import open_log
@@ -143,7 +143,7 @@ def test_retried_drain_ends_at_its_target_and_the_next_run_reads_the_added_sourc
         run(before, "drain", dies_at)
     alter(after)
     assert run(after, "drain").ranges == {"a/rate": (0, ROWS), "b/rate": (0, ROWS)}
-    log = open_commit_log(after.log)
+    log = commit_log_at(after.log)
     assert {name.split("/")[0] for name in run(after, "next").ranges} == {"c"}
     assert run(after, "idle").ranges == {}
     planned: dict[str, int] = {}

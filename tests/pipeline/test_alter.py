@@ -333,7 +333,7 @@ def test_verify_reports_a_commit_with_other_immutable_fields_than_its_plan(
         "airflow_provider_streamsem.pipeline.run.run.check_immutable_config", lambda *given, **named: None
     )
     monkeypatch.setattr(
-        "airflow_provider_streamsem.pipeline.spec.opening.check_immutable_config", lambda *given, **named: None
+        "airflow_provider_streamsem.pipeline.spec.binding.check_immutable_config", lambda *given, **named: None
     )
     pipeline = fixture.pipeline(sinks={"out": files_sink(fixture, "out"), "more": files_sink(fixture, "more")})
     (fixture.root / "more").mkdir()

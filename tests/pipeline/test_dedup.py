@@ -18,7 +18,8 @@ from typing import Any
 import pytest
 
 from airflow_provider_streamsem import guarantee
-from airflow_provider_streamsem.dedup import Dedup, Layer, absorbed, layers_of, state_of
+from airflow_provider_streamsem.deduplication.settings import Dedup
+from airflow_provider_streamsem.deduplication.state import Layer, absorbed, layers_of, state_of
 from airflow_provider_streamsem.errors import ConflictError, InvalidError
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.testing.rows import RowsEngine

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_streamsem import FilesSource, Pipeline, State
-from airflow_provider_streamsem.dedup import Dedup
+from airflow_provider_streamsem.deduplication.settings import Dedup
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.spec.guarantee import guarantee
 from tools import guarantee_matrix

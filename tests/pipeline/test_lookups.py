@@ -23,7 +23,7 @@ from airflow_provider_streamsem import (
     reprocess,
     run_batch,
 )
-from airflow_provider_streamsem.commitlog.log import open_commit_log
+from airflow_provider_streamsem.commitlog.log import commit_log_at
 from airflow_provider_streamsem.connectors import lookup
 from airflow_provider_streamsem.errors import DataError, InvalidError, LogDamagedError, LookupChangedError
 from airflow_provider_streamsem.observability.lineage import of_spec
@@ -125,7 +125,7 @@ def test_batch_whose_planned_rows_were_changed_is_planned_again_with_the_current
     write(tmp_path, "customers/2.json", {"customer": 2, "name": "Bo"})
     harm(tmp_path / "customers" / "1.json")
     assert run_batch(spec, run_key="first").version == 1
-    aborted, committed = open_commit_log(spec.log).outcome(0), open_commit_log(spec.log).outcome(1)
+    aborted, committed = commit_log_at(spec.log).outcome(0), commit_log_at(spec.log).outcome(1)
     assert aborted is not None
     assert committed is not None
     assert (aborted.committed, "planned file" in aborted.reason) == (False, True)
@@ -141,10 +141,10 @@ def test_rows_that_change_while_each_attempt_reads_them_fail_the_run(tmp_path: P
     write(tmp_path, "in/1.json", {"id": 1, "customer": 1})
     with pytest.raises(LookupChangedError, match="changed after it was planned"):
         run_batch(pipeline(tmp_path, customers, transform=changes_them), run_key="first")
-    aborted = open_commit_log(str(tmp_path / "log")).outcome(0)
+    aborted = commit_log_at(str(tmp_path / "log")).outcome(0)
     assert aborted is not None
     assert not aborted.committed
-    assert open_commit_log(str(tmp_path / "log")).outcome(1) is None
+    assert commit_log_at(str(tmp_path / "log")).outcome(1) is None
 
 
 def test_open_version_with_other_lookups_is_not_staged(tmp_path: Path, customers: FilesTable) -> None:
@@ -190,7 +190,7 @@ def test_table_with_too_many_files_is_refused_before_the_plan(
     write(tmp_path, "in/1.json", {"id": 1, "customer": 1})
     with pytest.raises(InvalidError, match="more files than a plan can pin"):
         run_batch(pipeline(tmp_path, customers), run_key="first")
-    assert open_commit_log(str(tmp_path / "log")).plan(0) is None
+    assert commit_log_at(str(tmp_path / "log")).plan(0) is None
 
 
 def test_lookups_in_toml_are_those_of_the_class(tmp_path: Path, customers: FilesTable) -> None:

@@ -20,7 +20,7 @@ import pytest
 from airflow_provider_streamsem import alter, rollback
 from airflow_provider_streamsem.errors import LogDamagedError, StreamsemError
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
-from airflow_provider_streamsem.pipeline.spec.opening import open_pipeline
+from airflow_provider_streamsem.pipeline.spec.binding import bind
 from airflow_provider_streamsem.pipeline.versions import commit as versions
 from airflow_provider_streamsem.pipeline.versions.kept_states import oldest_kept
 from airflow_provider_streamsem.protocol import codec
@@ -73,7 +73,7 @@ def fixture(tmp_path: Path) -> PipelineFixture:
 
 def noted(fixture: PipelineFixture, store: Store | None = None) -> Outcome | None:
     """Commit a note, as the next version."""
-    opened = open_pipeline(fixture.pipeline(), fixture.log(store))
+    opened = bind(fixture.pipeline(), fixture.log(store))
     log = opened.log
     head, _ = versions.settle(opened, log.newest_head(), "note")
     return versions.commit(log, head, versions.plan_maintenance(log, head, Note(text="hello"), run_key="note"))[1]

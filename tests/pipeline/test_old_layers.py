@@ -10,7 +10,7 @@ import pytest
 
 from airflow_provider_streamsem import rollback
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.dedup import stored_layers
+from airflow_provider_streamsem.deduplication.state import stored_layers
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import Vacuumed, vacuum
 from airflow_provider_streamsem.protocol import keys

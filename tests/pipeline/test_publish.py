@@ -14,7 +14,7 @@ from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, Pub
 from airflow_provider_streamsem.pipeline.maintenance.abort import abort
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.pipeline.run.run import plan_run
-from airflow_provider_streamsem.pipeline.spec.opening import open_pipeline
+from airflow_provider_streamsem.pipeline.spec.binding import bind
 from airflow_provider_streamsem.pipeline.versions.publish import batch_of, skip
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.entries import Receipt, Receipts
@@ -86,7 +86,7 @@ def test_sink_gets_no_rows_of_a_skipped_version_and_those_of_the_next(fixture: P
 
 def test_publisher_that_continues_after_a_skip_applies_nothing(fixture: PublishingFixture) -> None:
     run_with_refused_publish(fixture)
-    opened = open_pipeline(fixture.pipeline(), fixture.log())
+    opened = bind(fixture.pipeline(), fixture.log())
     assert opened.head.outcome is not None
     late = batch_of(opened, opened.head.outcome, opened.head.outcome_sha, "table")
     skip(fixture.pipeline(), 0, sink="table", reason="poison", log=fixture.log())

@@ -254,7 +254,7 @@ def test_restored_ids_that_have_expired_cause_a_warning(tmp_path: Path, caplog: 
 
 def test_condition_for_a_rolled_back_version_fails(fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     roll_back(fixture, 1)
-    monkeypatch.setattr(conditions, "open_commit_log", lambda url, clock: fixture.log())
+    monkeypatch.setattr(conditions, "commit_log_at", lambda url, clock: fixture.log())
     assert BatchCommitted(version=1, log=fixture.store.url).check().met
     with pytest.raises(InvalidError, match="was rolled back"):
         BatchCommitted(version=2, log=fixture.store.url).check()
@@ -277,7 +277,7 @@ def test_condition_for_a_version_is_met_although_the_listing_lags(
     fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     log = fixture.log(LaggingStore(fixture.store, 2))
-    monkeypatch.setattr(conditions, "open_commit_log", lambda url, clock: log)
+    monkeypatch.setattr(conditions, "commit_log_at", lambda url, clock: log)
     assert BatchCommitted(version=3, log=fixture.store.url).check().met
 
 

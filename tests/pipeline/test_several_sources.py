@@ -29,7 +29,7 @@ from airflow_provider_streamsem import (
     run_batch,
     verify,
 )
-from airflow_provider_streamsem.commitlog.log import open_commit_log
+from airflow_provider_streamsem.commitlog.log import commit_log_at
 from airflow_provider_streamsem.connectors.data_files.pins import FilePin
 from airflow_provider_streamsem.errors import (
     ConflictError,
@@ -172,12 +172,12 @@ def test_crash_at_any_request_of_a_batch_reads_each_record_once(spark: SparkSess
     run(tmp_path, "first")
     put(tmp_path, "orders", "1", order(2))
     put(tmp_path, "payments", "0", payment(1))
-    log = open_commit_log(str(tmp_path / "log"))
+    log = commit_log_at(str(tmp_path / "log"))
     at = 0
     while True:
         store = FaultyStore(log.store, at, Fault.CRASH_AFTER)
         try:
-            run_batch(pipeline(tmp_path), run_key="second", log=open_commit_log_on(store))
+            run_batch(pipeline(tmp_path), run_key="second", log=commit_log_on(store))
         except Crash:
             at += 1
             continue
@@ -187,7 +187,7 @@ def test_crash_at_any_request_of_a_batch_reads_each_record_once(spark: SparkSess
     assert verify(str(tmp_path / "log")).violations == []
 
 
-def open_commit_log_on(store: Any) -> Any:
+def commit_log_on(store: Any) -> Any:
     from airflow_provider_streamsem.commitlog.log import CommitLog
 
     return CommitLog(store)

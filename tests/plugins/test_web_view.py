@@ -20,7 +20,7 @@ from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.hooks import settings
 from airflow_provider_streamsem.observability.observed import LOG_KEY
 from airflow_provider_streamsem.testing.dag_runs import initialise_airflow, run_dag
-from airflow_provider_streamsem.web.pipelines import OpenedLog
+from airflow_provider_streamsem.web.pipelines import ServedLog
 from tests.releases import since, store_dag
 from tests.rows_operator import RunsRows
 
@@ -216,14 +216,14 @@ def test_log_is_opened_with_the_connection_of_the_team_of_its_dag(dags: Path, mo
         session.add(Connection(conn_id="lake", conn_type="streamsem", host=host, team_name="blue"))
     try:
         assert access._teams({"orders"}) == {"orders": "blue"}
-        opened = OpenedLog(f"{host}/log", access._store_access(f"{host}/log", "lake", "blue"))
+        opened = ServedLog(f"{host}/log", access._store_access(f"{host}/log", "lake", "blue"))
         assert opened.history.opened.record.name == "orders"
         for log, team_name, message in (
             (f"{host}/log", None, "no connection"),
             (f"{dags}/payments/log", "blue", "not below the root"),
         ):
             with pytest.raises(InvalidError, match=message):
-                assert OpenedLog(log, access._store_access(log, "lake", team_name)).history
+                assert ServedLog(log, access._store_access(log, "lake", team_name)).history
     finally:
         with create_session() as session:
             session.execute(delete(Connection).where(Connection.conn_id == "lake"))

@@ -25,7 +25,7 @@ PROGRAM = """
 import os, sys
 from pyspark.sql import functions as F
 from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, State, run_batch
-from airflow_provider_streamsem.spark.engine import SparkEngine
+from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 
 def clicks_per_page(events):
     once = events.withWatermark("at", "1 hour").dropDuplicatesWithinWatermark(["id"])

@@ -28,7 +28,7 @@ from airflow_provider_streamsem.connectors.parsing.decoders import Avro
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.operators.micro_batch import MicroBatchOperator
 from airflow_provider_streamsem.secret_names import secret_settings
-from airflow_provider_streamsem.spark.engine import SparkEngine
+from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 
 SECRET = "5ecret"
 
@@ -335,7 +335,7 @@ def test_spark_setting_without_a_secret_is_accepted(name: str, value: str) -> No
 SESSION = """
 import pathlib, sys
 from airflow_provider_streamsem import FilesSink, FilesSource, Pipeline, run_batch
-from airflow_provider_streamsem.spark.engine import SparkEngine
+from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 
 root = pathlib.Path(sys.argv[1])
 (root / "in").mkdir()

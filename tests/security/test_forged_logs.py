@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_streamsem import FilesSink, KafkaSource, dedup, open_log, read_committed, registry, verify
+from airflow_provider_streamsem import FilesSink, KafkaSource, open_log, read_committed, registry, verify
 from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.connectors.kafka.pins import RangePin
 from airflow_provider_streamsem.connectors.source import SourceEnd
+from airflow_provider_streamsem.deduplication import state as dedup_state
 from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError, LogDamagedError
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
@@ -146,7 +147,7 @@ def test_key_outside_of_its_directory_is_refused_when_it_is_decoded(key: str) ->
     for create in (
         lambda: DataFile(key=key, bytes=1, rows=1, checksum=""),
         lambda: Quarantine(rows=1, keys=(f"quarantine/{key}" if "data" in key else key,)),
-        lambda: dedup.stored_layers(
+        lambda: dedup_state.stored_layers(
             {"dedup": [{"newest_ms": 1, "rows": 1, "files": [{"key": key, "bytes": 1, "rows": 1, "checksum": ""}]}]}
         ),
     ):

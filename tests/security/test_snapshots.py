@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from airflow_provider_streamsem.protocol.codec import sha256
-from airflow_provider_streamsem.state import LOCATION, Operator, OperatorState, with_operator_state
-from airflow_provider_streamsem.state_files import is_loadable
+from airflow_provider_streamsem.state.files import is_loadable
+from airflow_provider_streamsem.state.settings import LOCATION, Operator, OperatorState, with_operator_state
 from airflow_provider_streamsem.stores.memory import MemoryStore
 
 METADATA = b'v1\n{"sstFiles": [{"dfsSstFileName": "a.sst", "sizeBytes": 3}]}'

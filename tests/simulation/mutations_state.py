@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_streamsem import state_files
 from airflow_provider_streamsem.pipeline.run import run
+from airflow_provider_streamsem.state import files as state_files
 from airflow_provider_streamsem.stores.contract import ObjectStat
 from tests.simulation.mutations import Mutation, abort_drops_the_state
 

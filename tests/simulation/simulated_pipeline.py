@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline
-from airflow_provider_streamsem.dedup import Dedup
+from airflow_provider_streamsem.deduplication.settings import Dedup
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError, UnavailableError
 from tests.simulation import checks
 from tests.simulation.checks import RawLog, require

@@ -20,7 +20,13 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.engine import Job, Produced
 from airflow_provider_streamsem.errors import InvalidError, SourceChangedError, StageError
 from airflow_provider_streamsem.protocol.entries import Json
-from airflow_provider_streamsem.state import LOCATION, Operator, OperatorState, operator_state, with_operator_state
+from airflow_provider_streamsem.state.settings import (
+    LOCATION,
+    Operator,
+    OperatorState,
+    operator_state,
+    with_operator_state,
+)
 from tests.simulation import checks
 from tests.simulation.checks import RawLog, require
 from tests.simulation.disk import SimulatedEngine

@@ -22,8 +22,8 @@ from airflow_provider_streamsem.engine import Job
 from airflow_provider_streamsem.errors import DataError, InvalidError, StageError, StoreRefusedError
 from airflow_provider_streamsem.spark import java
 from airflow_provider_streamsem.spark.connect_failures import not_opened
-from airflow_provider_streamsem.spark.engine import SparkEngine
 from airflow_provider_streamsem.spark.failures import translated
+from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 from tests.spark_location import Location
 
 

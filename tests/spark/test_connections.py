@@ -12,8 +12,8 @@ from pyspark import cloudpickle
 
 from airflow_provider_streamsem.connections import Connection
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.spark.engine import SparkEngine, engine_of
 from airflow_provider_streamsem.spark.shipping import by_value
+from airflow_provider_streamsem.spark.spark_engine import SparkEngine, engine_of
 
 
 def engine(**parts: Any) -> SparkEngine:
@@ -73,7 +73,7 @@ def test_invalid_server_address_is_reported_without_its_token() -> None:
     url = "sc://127.0.0.1:1;token=S3CRET"
     program = f"""
 import sys, traceback
-from airflow_provider_streamsem.spark.engine import SparkEngine
+from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 try:
     SparkEngine(remote={url!r}).session()
 except Exception as error:

@@ -20,11 +20,11 @@ from airflow_provider_streamsem import (
     run_batch,
     verify,
 )
-from airflow_provider_streamsem.commitlog.log import open_commit_log
-from airflow_provider_streamsem.dedup import Dedup
+from airflow_provider_streamsem.commitlog.log import commit_log_at
+from airflow_provider_streamsem.deduplication.settings import Dedup
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.readers.files import open_log
-from airflow_provider_streamsem.spark import dedup as dedup_module
+from airflow_provider_streamsem.spark import duplicates
 from airflow_provider_streamsem.testing.clock import ManualClock
 
 pytestmark = pytest.mark.spark
@@ -68,7 +68,7 @@ def test_batch_scoped_dedup_drops_duplicates_within_a_batch_and_keeps_no_state(
 def test_each_id_is_written_once_over_many_batches(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sent: bool
 ) -> None:
-    monkeypatch.setattr(dedup_module, "_MAX_BROADCAST_ROWS", 500_000 if sent else 0)
+    monkeypatch.setattr(duplicates, "_MAX_BROADCAST_ROWS", 500_000 if sent else 0)
     for batch in range(3):
         numbers = range(batch * 10, batch * 10 + 20)
         rows = [{"shop": f"s{n % 3}", "id": n, "day": "2024-01-01", "n": batch} for n in numbers]
@@ -86,7 +86,7 @@ def test_duplicate_after_its_ttl_is_written_and_counted_while_its_id_is_still_st
     spark: SparkSession, tmp_path: Path
 ) -> None:
     clock = ManualClock()
-    log = open_commit_log(str(tmp_path / "log"), clock=clock)
+    log = commit_log_at(str(tmp_path / "log"), clock=clock)
     late = []
     for batch, (id, seconds) in enumerate([(1, 0), (2, 50), (1, 20), (1, 30)]):
         clock.sleep(seconds)
@@ -130,7 +130,7 @@ def test_id_is_unchanged_after_its_column_was_widened(spark: SparkSession, tmp_p
     integers = spark.sql(
         "SELECT CAST(5 AS DECIMAL(9,2)) a, 5L b, CAST(1e-10 AS DECIMAL(20,10)) c, CAST(0 AS DECIMAL(38,38)) d, CAST(-10 AS DECIMAL(9,0)) e"
     )
-    texts = integers.selectExpr(*[dedup_module._text(f.name, f.dataType) for f in integers.schema.fields]).first()
+    texts = integers.selectExpr(*[duplicates._text(f.name, f.dataType) for f in integers.schema.fields]).first()
     assert tuple(texts or ()) == ("5", "5", "0.0000000001", "0", "-10")
 
 
@@ -203,7 +203,7 @@ def test_reprocessing_of_one_version_after_another_keeps_each_id_once(
         clock = ManualClock()
         clock.sleep(ahead_s)
         write(tmp_path, f"{number}", [{"shop": "a", "id": n} for n in (1, 2, 3, 4)[: 3 + number]])
-        log = open_commit_log(str(tmp_path / "log"), clock=clock)
+        log = commit_log_at(str(tmp_path / "log"), clock=clock)
         run_batch(pipeline.replace(where=where), run_key=f"{number}", log=log)
     reprocess(pipeline.replace(where="id IN (1, 3)"), 0)
     reprocess(pipeline, 1)

@@ -11,7 +11,7 @@ pytestmark = pytest.mark.spark
 
 CODE = """
 import os
-from airflow_provider_streamsem.spark.engine import SparkEngine
+from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 session = SparkEngine(master="local[1]", conf={"spark.sql.shuffle.partitions": "1"}, logs_to_stdout=True).session()
 session.sparkContext._jvm.java.lang.System.err.println("printed by the JVM")
 os.write(2, b"printed by Python")
@@ -28,7 +28,7 @@ def test_jvm_log_goes_to_standard_output_and_python_keeps_standard_error() -> No
 
 UNREAD = """
 import os, sys
-from airflow_provider_streamsem.spark.engine import SparkEngine
+from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 engine = SparkEngine(master="local[1]", conf={"spark.ui.enabled": "false"}, logs_to_stdout=True)
 engine.session()
 sys.stdin.readline()  # until the reader of standard error has died

@@ -20,7 +20,7 @@ from airflow_provider_streamsem import (
 )
 from airflow_provider_streamsem.errors import DataError, InvalidError, SourceChangedError, StageError
 from airflow_provider_streamsem.spark import gateway
-from airflow_provider_streamsem.spark.engine import SparkEngine
+from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 from tests.spark_location import BAD_JSON, CSV, GOOD_JSON, JSON, Location
 
 pytestmark = pytest.mark.spark

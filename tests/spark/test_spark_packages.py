@@ -13,7 +13,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.engine import Job
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.spark import packages
-from airflow_provider_streamsem.spark.engine import SparkEngine
+from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from tests.protocol import samples
 

@@ -14,9 +14,9 @@ from airflow_provider_streamsem import DeltaSink, KafkaSource, Limits, extras
 from airflow_provider_streamsem.cli import spark_check
 from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.pipeline.spec.opening import read_head
+from airflow_provider_streamsem.pipeline.spec.binding import read_head
 from airflow_provider_streamsem.spark import gateway, versions
-from airflow_provider_streamsem.spark.engine import SparkEngine
+from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from tests.pipeline_fixture import PipelineFixture
 

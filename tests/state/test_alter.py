@@ -12,7 +12,7 @@ from airflow_provider_streamsem import Pipeline, State, alter, read_committed, r
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.pipeline.run.reprocess import reprocess
-from airflow_provider_streamsem.state import operator_state
+from airflow_provider_streamsem.state.settings import operator_state
 from tests.state.stateful_pipeline import arrive, outcome, pipeline
 from tests.state.transforms import keyed
 

@@ -15,7 +15,7 @@ from airflow_provider_streamsem.errors import DataError, InvalidError, Streamsem
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.spark import stateful
-from airflow_provider_streamsem.state import OperatorState, operator_state
+from airflow_provider_streamsem.state.settings import OperatorState, operator_state
 from tests.state.stateful_pipeline import START, arrive, counts, outcome, pipeline, rows_of
 from tests.state.streaming_query import streamed
 from tests.state.transforms import distinct_within_watermark, keyed, windowed

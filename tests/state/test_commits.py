@@ -26,14 +26,14 @@ from airflow_provider_streamsem import (
     verify,
 )
 from airflow_provider_streamsem.cli.main import main
-from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
 from airflow_provider_streamsem.errors import DataError, InvalidError, LogDamagedError, StageError, StreamsemError
 from airflow_provider_streamsem.pipeline.maintenance.abort import abort
-from airflow_provider_streamsem.pipeline.spec.opening import open_pipeline
+from airflow_provider_streamsem.pipeline.spec.binding import bind
 from airflow_provider_streamsem.readers.files import open_log
-from airflow_provider_streamsem.spark.engine import SparkEngine
+from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 from airflow_provider_streamsem.spark.stateful import MicroBatch
-from airflow_provider_streamsem.state import operator_state
+from airflow_provider_streamsem.state.settings import operator_state
 from tests.connectors.sql.sqlite_database import database_at
 from tests.state.crashes import Crash, crash_at, run_and_crash_after_state_write
 from tests.state.processors import processed
@@ -102,7 +102,7 @@ def test_aborted_version_does_not_change_the_state(
     crash_at(monkeypatch, MicroBatch, "after")
     with pytest.raises(StreamsemError):
         run_batch(pipeline(tmp_path, keyed, "update"), run_key="second")
-    opened = open_pipeline(pipeline(tmp_path, keyed, "update"), open_commit_log(str(tmp_path / "log")))
+    opened = bind(pipeline(tmp_path, keyed, "update"), commit_log_at(str(tmp_path / "log")))
     abort(opened.log, opened.record, 1, reason="poison")
     assert outcome(tmp_path, 1).state == outcome(tmp_path, 0).state
     run_batch(pipeline(tmp_path, keyed, "update"), run_key="third")

@@ -30,11 +30,11 @@ from airflow_provider_streamsem import (
     run_batch,
     verify,
 )
-from airflow_provider_streamsem.commitlog.log import open_commit_log
+from airflow_provider_streamsem.commitlog.log import commit_log_at
 from airflow_provider_streamsem.errors import StreamsemError
 from airflow_provider_streamsem.pipeline.maintenance.abort import abort
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
-from airflow_provider_streamsem.pipeline.spec.opening import open_pipeline
+from airflow_provider_streamsem.pipeline.spec.binding import bind
 from airflow_provider_streamsem.spark.stateful import MicroBatch
 from tests.connectors.sql.sqlite_database import database_at
 from tests.state import transforms
@@ -97,7 +97,7 @@ class Run:
             self.start_late(key)
         elif fault == "aborted":
             self.killed(key, "after")
-            opened = open_pipeline(self.spec, open_commit_log(self.spec.log))
+            opened = bind(self.spec, commit_log_at(self.spec.log))
             head = opened.log.find_head()
             assert head.plan is not None
             abort(opened.log, opened.record, head.plan.version, reason="test")

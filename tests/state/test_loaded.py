@@ -13,7 +13,7 @@ from pyspark.sql import DataFrame, SparkSession
 from airflow_provider_streamsem import reprocess, run_batch
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.spark import loaded_state
-from airflow_provider_streamsem.state import OperatorState
+from airflow_provider_streamsem.state.settings import OperatorState
 from tests.state.crashes import run_and_crash_after_state_write
 from tests.state.stateful_pipeline import arrive, counts, pipeline, start_new_process
 from tests.state.transforms import keyed

@@ -8,7 +8,7 @@ import pytest
 
 from airflow_provider_streamsem import run_batch
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.state import State, operator_state
+from airflow_provider_streamsem.state.settings import State, operator_state
 from airflow_provider_streamsem.stores.contract import open_store
 from airflow_provider_streamsem.testing.stores import CountingStore
 from tests.pipeline.log_requests import requests

@@ -15,7 +15,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming import StatefulProcessor, StatefulProcessorHandle
 
 from airflow_provider_streamsem import State, read_state, run_batch
-from airflow_provider_streamsem.commitlog.log import open_commit_log
+from airflow_provider_streamsem.commitlog.log import commit_log_at
 from airflow_provider_streamsem.commitlog.move import move_log
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
@@ -133,7 +133,7 @@ def test_moved_log_continues_the_state_of_a_stateful_processor(
     run_batch(spec, run_key="first")
     if by_hand:
         (tmp_path / "log").rename(tmp_path / "other")
-    move_log(*(open_commit_log(str(tmp_path / name)) for name in ("log", "other")), already_moved=by_hand)
+    move_log(*(commit_log_at(str(tmp_path / name)) for name in ("log", "other")), already_moved=by_hand)
     shutil.rmtree(tmp_path / "log", ignore_errors=True)
     arrive(tmp_path, 1, [(4, "a")])
     moved = spec.replace(log=str(tmp_path / "other"))
@@ -146,7 +146,7 @@ def test_moved_log_continues_its_state(spark: SparkSession, tmp_path: Path) -> N
     arrive(tmp_path, 0, [(1, "a")])
     spec = pipeline(tmp_path, keyed, "update")
     run_batch(spec, run_key="first")
-    move_log(open_commit_log(spec.log), open_commit_log(str(tmp_path / "other")))
+    move_log(commit_log_at(spec.log), commit_log_at(str(tmp_path / "other")))
     (tmp_path / "log").rename(tmp_path / "deleted")
     arrive(tmp_path, 1, [(2, "a")])
     run_batch(spec.replace(log=str(tmp_path / "other")), run_key="second")

@@ -9,7 +9,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from airflow_provider_streamsem import State, read_committed, run_batch
-from airflow_provider_streamsem.state import operator_state
+from airflow_provider_streamsem.state.settings import operator_state
 from tests.state.idle_pipeline import at
 from tests.state.processors import processed
 from tests.state.stateful_pipeline import ORIGIN_MS, arrive, counts, outcome, pipeline

@@ -14,8 +14,8 @@ from airflow_provider_streamsem import Pipeline, State, reprocess, run_batch, ve
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.pipeline.run.run import Run, plan_run
-from airflow_provider_streamsem.state import operator_state
-from airflow_provider_streamsem.state_files import unneeded
+from airflow_provider_streamsem.state.files import unneeded
+from airflow_provider_streamsem.state.settings import operator_state
 from airflow_provider_streamsem.stores.contract import open_store
 from tests.prepared_directory import PreparedDirectory
 from tests.state.crashes import Crash, run_and_crash_after_state_write

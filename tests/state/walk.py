@@ -22,9 +22,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from airflow_provider_streamsem.spark import gateway
-from airflow_provider_streamsem.spark.engine import SETTINGS, SparkEngine
+from airflow_provider_streamsem.spark.spark_engine import SETTINGS, SparkEngine
 from airflow_provider_streamsem.spark.stateful import MicroBatch
-from airflow_provider_streamsem.state import OperatorState, State, operator_state, with_operator_state
+from airflow_provider_streamsem.state.settings import OperatorState, State, operator_state, with_operator_state
 
 SUMS = State(output_mode="update", partitions=2)
 

@@ -56,7 +56,7 @@ def test_each_test_has_a_separate_log_on_s3_and_the_environment_is_restored(tmp_
         import pytest
 
         from airflow_provider_streamsem.commitlog.doctor import examine
-        from airflow_provider_streamsem.commitlog.log import open_commit_log
+        from airflow_provider_streamsem.commitlog.log import commit_log_at
 
         BEFORE = {name: value for name, value in os.environ.items() if name.startswith("AWS_")}
         SEEN = set()
@@ -66,7 +66,7 @@ def test_each_test_has_a_separate_log_on_s3_and_the_environment_is_restored(tmp_
         def test_log(streamsem_log, streamsem_s3_endpoint, n):
             assert os.environ["AWS_ENDPOINT_URL"] == streamsem_s3_endpoint
             assert not {"AWS_PROFILE", "AWS_ENDPOINT_URL_S3"} & set(os.environ)
-            log = open_commit_log(streamsem_log)
+            log = commit_log_at(streamsem_log)
             assert log.list_keys("") == ()
             assert examine(log).passed
             SEEN.add((streamsem_log, streamsem_s3_endpoint))
@@ -93,12 +93,12 @@ def test_log_on_s3_exists_after_another_test_has_reset_moto(tmp_path: Path) -> N
         import pytest
         from moto import mock_aws
 
-        from airflow_provider_streamsem.commitlog.log import open_commit_log
+        from airflow_provider_streamsem.commitlog.log import commit_log_at
 
 
         @pytest.mark.parametrize("n", range(2))
         def test_log(streamsem_log, n):
-            assert open_commit_log(streamsem_log).store.create("key", b"data")
+            assert commit_log_at(streamsem_log).store.create("key", b"data")
 
 
         @mock_aws
@@ -107,7 +107,7 @@ def test_log_on_s3_exists_after_another_test_has_reset_moto(tmp_path: Path) -> N
 
 
         def test_log_after_it(streamsem_log):
-            assert open_commit_log(streamsem_log).store.create("key", b"data")
+            assert commit_log_at(streamsem_log).store.create("key", b"data")
         """,
     )
     assert "4 passed" in pytest_report, pytest_report

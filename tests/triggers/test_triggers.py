@@ -435,7 +435,7 @@ def test_lost_duplicated_and_reordered_events_change_nothing(
     Each range is still read exactly once.
     """
     from airflow_provider_streamsem import MicroBatchOperator
-    from airflow_provider_streamsem.spark import engine as spark
+    from airflow_provider_streamsem.spark import spark_engine as spark
     from tests.operators.task_calls import context
 
     rng = random.Random(seed)

@@ -17,7 +17,7 @@ from airflow_provider_streamsem.stores.memory import open_memory_store
 from airflow_provider_streamsem.testing.stores import CountingStore
 from airflow_provider_streamsem.web.app import openapi
 from airflow_provider_streamsem.web.documents import Task
-from airflow_provider_streamsem.web.pipelines import LoggedPipeline, OpenedLog
+from airflow_provider_streamsem.web.pipelines import LoggedPipeline, ServedLog
 from tests.external_systems import PublishingFixture, run_with_refused_publish
 from tests.pipeline_fixture import PipelineFixture
 from tests.web.client import client_of, get
@@ -198,7 +198,7 @@ def test_log_that_replaced_another_one_is_shown_only_to_the_dags_that_planned_it
     first = PipelineFixture(tmp_path / "first", store=store)
     first.arrive(1)
     first.run('airflow:["first","load","run",-1]')
-    pipeline = LoggedPipeline("0", OpenedLog(store.url), (Task(dag_id="first", task_id="load"),))
+    pipeline = LoggedPipeline("0", ServedLog(store.url), (Task(dag_id="first", task_id="load"),))
     assert pipeline.checked().summary().newest[0].version == 0
     for stat in [*store.list("")]:
         store.delete(stat.key)

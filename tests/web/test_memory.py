@@ -26,7 +26,7 @@ from airflow_provider_streamsem.web.app import create_app
 from airflow_provider_streamsem.web.documents import QuarantinedRecord
 from airflow_provider_streamsem.web.encoding import DOCUMENT_BYTES, encoded
 from airflow_provider_streamsem.web.memory import MemoryBudget
-from airflow_provider_streamsem.web.pipelines import LoggedPipeline, OpenedLog
+from airflow_provider_streamsem.web.pipelines import LoggedPipeline, ServedLog
 from tests.pipeline_fixture import PipelineFixture
 
 _NAMES = count()
@@ -57,7 +57,7 @@ def log_of_large_versions(tmp_path: Path, number: int, *, pins: Any, reason: str
 
 
 def client_of(memory: MemoryBudget, *logs: str) -> TestClient:
-    pipelines = [LoggedPipeline(str(at), OpenedLog(log, cache=memory.cache)) for at, log in enumerate(logs)]
+    pipelines = [LoggedPipeline(str(at), ServedLog(log, cache=memory.cache)) for at, log in enumerate(logs)]
     app = create_app(
         authenticated=lambda: None,
         readable=lambda: pipelines,
@@ -135,7 +135,7 @@ def test_error_that_no_reader_expects_is_a_problem_of_its_pipeline_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     good = log_of_large_versions(tmp_path, 1, pins=None, reason="")
-    monkeypatch.setattr(OpenedLog, "history", property(lambda self: 1 / 0))
+    monkeypatch.setattr(ServedLog, "history", property(lambda self: 1 / 0))
     (found,) = client_of(MemoryBudget(16), good).get("/api/pipelines").json()
     assert found["problem"]["error"] == "ZeroDivisionError"
 

@@ -11,8 +11,8 @@ import re
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from airflow_provider_streamsem.connectors.columns.identifiers import more_than_once
 from airflow_provider_streamsem.errors import DataError
-from airflow_provider_streamsem.identifiers import more_than_once
 
 VOID = "void"
 """Spark's type for a column in which every value is null and whose type is unknown"""

@@ -27,11 +27,11 @@ from pyspark.sql.types import (
     VariantType,
 )
 
-from airflow_provider_streamsem import identifiers
+from airflow_provider_streamsem.connectors.columns import identifiers
+from airflow_provider_streamsem.connectors.columns.identifiers import more_than_once
 from airflow_provider_streamsem.connectors.columns.nested import anywhere, holds
 from airflow_provider_streamsem.connectors.data_files import direct_commit as direct
 from airflow_provider_streamsem.errors import DataError
-from airflow_provider_streamsem.identifiers import more_than_once
 from airflow_provider_streamsem.stores.local import process_umask
 
 _LONGEST_VALUE = 100

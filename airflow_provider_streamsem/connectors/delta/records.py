@@ -20,6 +20,7 @@ from pyspark.sql.types import (
     TimestampType,
 )
 
+from airflow_provider_streamsem.connectors.columns.identifiers import quoted
 from airflow_provider_streamsem.connectors.data_files import groups, ordered
 from airflow_provider_streamsem.connectors.data_files.read import plain_root
 from airflow_provider_streamsem.connectors.delta.columns import (
@@ -34,7 +35,6 @@ from airflow_provider_streamsem.connectors.source import ParsedRecords
 from airflow_provider_streamsem.connectors.table_files import rows
 from airflow_provider_streamsem.connectors.table_files.batches import adjacent
 from airflow_provider_streamsem.errors import DataError
-from airflow_provider_streamsem.identifiers import quoted
 
 _TYPE, _VERSION, _TIME = CHANGE_COLUMNS
 _SCHEMA_MODE = "spark.databricks.delta.changeDataFeed.defaultSchemaModeForColumnMappingTable"

@@ -13,6 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, DecimalType, StringType, StructField, StructType
 
 from airflow_provider_streamsem import telemetry
+from airflow_provider_streamsem.connectors.columns.identifiers import quoted
 from airflow_provider_streamsem.connectors.data_files import columnar, ordered
 from airflow_provider_streamsem.connectors.data_files.columnar import Footer
 from airflow_provider_streamsem.connectors.data_files.direct_commit import PLAIN_FILES
@@ -36,7 +37,6 @@ from airflow_provider_streamsem.connectors.parsing.message_records import refuse
 from airflow_provider_streamsem.connectors.parsing.parsed import REASON, Csv, Records
 from airflow_provider_streamsem.connectors.source import BadRecord, Loaded, ParsedRecords
 from airflow_provider_streamsem.errors import DataError
-from airflow_provider_streamsem.identifiers import quoted
 from airflow_provider_streamsem.stores.contract import spark_path
 
 if TYPE_CHECKING:

@@ -8,9 +8,9 @@ from pyspark.sql import Column, DataFrame, DataFrameReader, Window
 from pyspark.sql import functions as F
 from pyspark.sql.types import StringType, StructField, StructType
 
+from airflow_provider_streamsem.connectors.columns.identifiers import quoted
 from airflow_provider_streamsem.connectors.parsing.parsed import REASON, Csv, Records
 from airflow_provider_streamsem.errors import DataError
-from airflow_provider_streamsem.identifiers import quoted
 
 RAW = "__streamsem_raw"
 PATH = "__streamsem_path"

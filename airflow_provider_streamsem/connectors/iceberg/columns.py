@@ -8,9 +8,9 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_streamsem.connectors.columns.identifiers import more_than_once
 from airflow_provider_streamsem.connectors.columns.types import bare, widened
 from airflow_provider_streamsem.errors import DataError
-from airflow_provider_streamsem.identifiers import more_than_once
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema

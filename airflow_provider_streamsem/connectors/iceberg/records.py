@@ -19,13 +19,13 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructField
 from pyspark.sql.types import StructType as SparkStruct
 
+from airflow_provider_streamsem.connectors.columns.identifiers import quoted
 from airflow_provider_streamsem.connectors.data_files import ordered
 from airflow_provider_streamsem.connectors.iceberg.columns import spark_type
 from airflow_provider_streamsem.connectors.iceberg.pins import FilePin, TablePin
 from airflow_provider_streamsem.connectors.source import ParsedRecords
 from airflow_provider_streamsem.connectors.table_files import rows
 from airflow_provider_streamsem.errors import DataError
-from airflow_provider_streamsem.identifiers import quoted
 
 _FIELD_ID = b"PARQUET:field_id"
 

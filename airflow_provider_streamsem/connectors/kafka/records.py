@@ -14,12 +14,12 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.utils import is_remote
 
+from airflow_provider_streamsem.connectors.columns.identifiers import quoted
 from airflow_provider_streamsem.connectors.parsing.bad_rows import bad_rows, text_of
 from airflow_provider_streamsem.connectors.parsing.decoded import Decoded, decode
 from airflow_provider_streamsem.connectors.parsing.decoders import Decoder
 from airflow_provider_streamsem.connectors.parsing.message_records import refuse_reserved
 from airflow_provider_streamsem.connectors.source import BadRecord, Loaded
-from airflow_provider_streamsem.identifiers import quoted
 
 if TYPE_CHECKING:
     from airflow_provider_streamsem.connectors.kafka.pins import RangePin

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from pyspark.sql import Column, DataFrame, Observation, Row
 from pyspark.sql import functions as F
 
-from airflow_provider_streamsem.identifiers import quoted
+from airflow_provider_streamsem.connectors.columns.identifiers import quoted
 
 
 def bad_rows(parsed: DataFrame, bad: Column, selected: Sequence[Column], *, reason: str) -> Iterator[Row]:

@@ -17,6 +17,7 @@ from pyspark.sql.types import StringType, StructField, StructType
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.connectors import varints
+from airflow_provider_streamsem.connectors.columns.identifiers import quoted
 from airflow_provider_streamsem.connectors.columns.nested import anywhere, holds
 from airflow_provider_streamsem.connectors.parsing import parsed as parsing
 from airflow_provider_streamsem.connectors.parsing import protobuf_messages
@@ -25,7 +26,6 @@ from airflow_provider_streamsem.connectors.parsing.registry import SchemaVersion
 from airflow_provider_streamsem.connectors.pickling import pickle_by_value
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.extras import install_command
-from airflow_provider_streamsem.identifiers import quoted
 
 logger = telemetry.log_of(__name__)
 

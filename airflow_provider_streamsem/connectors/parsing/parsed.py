@@ -42,6 +42,7 @@ from pyspark.sql.types import (
 )
 
 from airflow_provider_streamsem.connectors import python_worker
+from airflow_provider_streamsem.connectors.columns.identifiers import more_than_once, quoted
 from airflow_provider_streamsem.connectors.parsing.exact import (
     arrow_columns,
     arrow_json,
@@ -66,7 +67,6 @@ from airflow_provider_streamsem.connectors.parsing.exact.time_formats import Tim
 from airflow_provider_streamsem.connectors.parsing.exact.values import Settings, zone_of
 from airflow_provider_streamsem.connectors.pickling import pickle_by_value
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.identifiers import more_than_once, quoted
 
 _MODULES = (
     arrow_columns, arrow_json, blocks, csv_records, exact_columns, exact_values, json_records, python_worker, time_formats

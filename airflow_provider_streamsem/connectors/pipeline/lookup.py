@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from airflow_provider_streamsem import arguments
-from airflow_provider_streamsem.commitlog.log import open_commit_log
+from airflow_provider_streamsem.commitlog.log import commit_log_at
 from airflow_provider_streamsem.connectors.lookup import checking_pin
 from airflow_provider_streamsem.connectors.pipeline.upstream import UpstreamLog, naming_upstream, open_upstream
 from airflow_provider_streamsem.errors import LogDamagedError, LookupChangedError, SourceChangedError, UnavailableError
@@ -99,7 +99,7 @@ class PipelineTable:
             return read_files(spark, paths, format=opened.dataset.format, schema=outcome.schemas[opened.sink])
 
     def _opened(self) -> UpstreamLog:
-        return open_upstream(open_commit_log(self.log), self.sink)[0]
+        return open_upstream(commit_log_at(self.log), self.sink)[0]
 
     @contextmanager
     def _at(self, pin: ViewPin) -> Iterator[tuple[UpstreamLog, Outcome, list[SegmentFile]]]:

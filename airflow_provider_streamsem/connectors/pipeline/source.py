@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import Clock
-from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
 from airflow_provider_streamsem.commitlog.retrying import RetryPolicy
 from airflow_provider_streamsem.connectors.pipeline import rewritten
 from airflow_provider_streamsem.connectors.pipeline.pins import UpstreamPin, VersionPin, read_pins
@@ -279,7 +279,7 @@ class PipelineSource(Source):
     def _opened(self) -> tuple[UpstreamLog, str]:
         """Open the upstream. Returns it, and the sha256 of the spec of its newest version."""
         with naming_upstream(self.log):
-            opened, head = open_upstream(open_commit_log(self.log), self.sink)
+            opened, head = open_upstream(commit_log_at(self.log), self.sink)
             return opened, head.spec or opened.record.spec
 
     def _of_pin(self, pin: UpstreamPin) -> UpstreamLog:
@@ -322,7 +322,7 @@ class PipelinePlanner(Planner):
 
     def _upstream(self) -> UpstreamLog:
         if self._opened is None:
-            log = open_commit_log(self._source.log, clock=self._clock, retry_policy=self._retry_policy)
+            log = commit_log_at(self._source.log, clock=self._clock, retry_policy=self._retry_policy)
             self._opened, _ = open_upstream(log, self._source.sink)
         return self._opened
 

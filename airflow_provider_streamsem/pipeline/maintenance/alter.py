@@ -7,13 +7,13 @@ from dataclasses import dataclass, replace
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.arguments import text, text_list
-from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
 from airflow_provider_streamsem.connectors.ownership import claim_dataset
 from airflow_provider_streamsem.errors import ConflictError, HeldVersionError, InvalidError
+from airflow_provider_streamsem.pipeline.spec.binding import BoundPipeline, config_digest, find_record
 from airflow_provider_streamsem.pipeline.spec.changes import changed_fields
 from airflow_provider_streamsem.pipeline.spec.guarantee import guarantee
 from airflow_provider_streamsem.pipeline.spec.location import with_log_location
-from airflow_provider_streamsem.pipeline.spec.opening import OpenPipeline, config_digest, find_record
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.pipeline.versions.commit import commit, is_held, plan_of, settle_and_publish
 from airflow_provider_streamsem.pipeline.versions.publish import publishing_sink
@@ -22,7 +22,7 @@ from airflow_provider_streamsem.protocol.kinds.alter import Alter
 from airflow_provider_streamsem.protocol.offsets import Offsets
 from airflow_provider_streamsem.protocol.specs import stored_spec
 from airflow_provider_streamsem.protocol.view import ClosedHead, Head, OpenHead
-from airflow_provider_streamsem.state import FIELD as OPERATORS
+from airflow_provider_streamsem.state.settings import FIELD as OPERATORS
 
 logger = telemetry.log_of(__name__)
 
@@ -112,18 +112,18 @@ def alter(
             raise InvalidError(
                 "`moved` names a sink that the spec does not have", given=name, accepted=sorted(pipeline.sinks)
             )
-    log = log or open_commit_log(pipeline.log)
+    log = log or commit_log_at(pipeline.log)
     record = find_record(pipeline, log)
     head = log.newest_head() if record is not None else ClosedHead()
     if record is None or head.spec is None:
         raise InvalidError(
             "the log has no version, so no field is immutable yet; nothing was altered", log=pipeline.log
         ).advising("run the pipeline with the new spec.")
-    opened = OpenPipeline(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
+    opened = BoundPipeline(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
     return _alter(opened, alter_from, frozenset(moved), dry_run=dry_run)
 
 
-def _alter(opened: OpenPipeline, alter_from: str | None, moved: frozenset[str], *, dry_run: bool) -> Alteration:
+def _alter(opened: BoundPipeline, alter_from: str | None, moved: frozenset[str], *, dry_run: bool) -> Alteration:
     log, head, aborted = opened.log, opened.head, None
     for _ in range(_TRIES):
         if isinstance(head, OpenHead) and isinstance(head.plan.work, Alter) and not dry_run:
@@ -178,7 +178,7 @@ def _alter(opened: OpenPipeline, alter_from: str | None, moved: frozenset[str], 
 
 
 def _commit(
-    opened: OpenPipeline, head: ClosedHead, changes: Sequence[Change], altered: Alter
+    opened: BoundPipeline, head: ClosedHead, changes: Sequence[Change], altered: Alter
 ) -> tuple[Head, int | None]:
     """Return the newest head, and the version of the alter; ``None`` if another process has created a version first."""
     log = opened.log
@@ -243,7 +243,7 @@ def _sinks(changes: Iterable[Change], *kinds: str) -> list[str]:
     ]
 
 
-def _altered(opened: OpenPipeline, head: Head, before: Json, changes: Iterable[Change]) -> Alter:
+def _altered(opened: BoundPipeline, head: Head, before: Json, changes: Iterable[Change]) -> Alter:
     """Return the changes as the plan records them. ``before`` are the immutable fields in the log."""
     state = (None if head.outcome is None else head.outcome.state) or {}
     changed = {change.field for change in changes}
@@ -275,7 +275,7 @@ def _check_moved_names(before: Json, now: Json, moved: Collection[str]) -> None:
         )
 
 
-def _new_offsets(opened: OpenPipeline, head: Head, before: Json) -> Offsets:
+def _new_offsets(opened: BoundPipeline, head: Head, before: Json) -> Offsets:
     """Return the offsets at which the partitions start that a changed source adds. ``before`` are the immutable fields of the source in the log."""
     source, log = opened.pipeline.source, opened.log
     if before == source.immutable_config():
@@ -297,7 +297,7 @@ def _new_offsets(opened: OpenPipeline, head: Head, before: Json) -> Offsets:
     return {name: offset for name, offset in offsets.items() if name not in head.next}
 
 
-def _described(opened: OpenPipeline, before: Json, altered: Alter, changes: Sequence[Change]) -> tuple[Change, ...]:
+def _described(opened: BoundPipeline, before: Json, altered: Alter, changes: Sequence[Change]) -> tuple[Change, ...]:
     """Return all changes for users: also that of the source, and those of fields that are not immutable. ``before`` is the spec in the log."""
     pipeline = opened.pipeline
     all_changes = []
@@ -323,7 +323,7 @@ def _described(opened: OpenPipeline, before: Json, altered: Alter, changes: Sequ
     return (*all_changes, *(Change(path, "changed", effect) for path in others))
 
 
-def _check_sinks(opened: OpenPipeline, head: ClosedHead, changes: Iterable[Change]) -> None:
+def _check_sinks(opened: BoundPipeline, head: ClosedHead, changes: Iterable[Change]) -> None:
     """Check that new datasets and tables have no rows of this pipeline, and that moved datasets have all files."""
     pipeline, added = opened.pipeline, _sinks(changes, "added", "replaced")
     for name in added:
@@ -343,7 +343,7 @@ def _check_sinks(opened: OpenPipeline, head: ClosedHead, changes: Iterable[Chang
         _check_moved_files(opened, head, name)
 
 
-def _check_moved_files(opened: OpenPipeline, head: ClosedHead, name: str) -> None:
+def _check_moved_files(opened: BoundPipeline, head: ClosedHead, name: str) -> None:
     sink = opened.pipeline.sinks[name]
     # Readers of the newest version need the files of rewrites, and readers of some versions only (`since`) those of the commits.
     views = [opened.log.view(version=head.closed, with_rewrites=each) for each in (True, False)]

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from airflow_provider_streamsem import registry, telemetry
 from airflow_provider_streamsem.arguments import text
-from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.connectors.sink import PublishingSink
 from airflow_provider_streamsem.engine import Engine, RewriteJob
@@ -20,13 +20,13 @@ from airflow_provider_streamsem.errors import (
     StreamsemError,
 )
 from airflow_provider_streamsem.pipeline.maintenance.idle import idle_head
-from airflow_provider_streamsem.pipeline.spec.location import with_log_location
-from airflow_provider_streamsem.pipeline.spec.opening import (
-    OpenPipeline,
+from airflow_provider_streamsem.pipeline.spec.binding import (
+    BoundPipeline,
+    bind,
     existing_record,
-    open_pipeline,
     read_head,
 )
+from airflow_provider_streamsem.pipeline.spec.location import with_log_location
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.pipeline.versions.commit import (
     abort_outcome,
@@ -121,14 +121,14 @@ def compact(
     target_file_bytes, max_bytes = TARGET_FILE_BYTES.checked(target_file_bytes), MAX_BYTES.checked(max_bytes)
     dry_run = DRY_RUN.checked(dry_run)
     names = _sinks(pipeline, sink)
-    log = log or open_commit_log(pipeline.log)
+    log = log or commit_log_at(pipeline.log)
     existing_record(pipeline, log)
     sizes = _Sizes(target=target_file_bytes, most=max_bytes)
     if sink is not None and (table := _table(pipeline, sink)) is not None:
         return _compact_table(pipeline, log, sink, table, sizes, dry_run=dry_run)
     if dry_run:
         return _possible(pipeline, log, names, sizes)
-    opened = open_pipeline(pipeline, log)
+    opened = bind(pipeline, log)
     engine = engine or registry.load("engines", "spark")()
     return [done for name in names for done in _Compaction(opened, name, sizes, engine).run()]
 
@@ -180,7 +180,7 @@ def _compact_table(
     if dry_run:
         read_head(pipeline, log)  # checks that the log has the immutable fields of the pipeline
     else:
-        opened = open_pipeline(pipeline, log)
+        opened = bind(pipeline, log)
         _refuse_removal(opened.log)
     done = table.compact_table(
         target_file_bytes=sizes.target,
@@ -310,7 +310,7 @@ def _rewrite(name: str, commits: Sequence[int], chosen: Sequence[SegmentFile]) -
 
 
 class _Compaction:
-    def __init__(self, opened: OpenPipeline, name: str, sizes: _Sizes, engine: Engine) -> None:
+    def __init__(self, opened: BoundPipeline, name: str, sizes: _Sizes, engine: Engine) -> None:
         self._opened, self._log, self._name, self._sizes, self._engine = opened, opened.log, name, sizes, engine
         self._sink = replace(_files_sink(opened.pipeline, name), target_file_bytes=sizes.target)
 

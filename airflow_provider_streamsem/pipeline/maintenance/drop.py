@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
 from airflow_provider_streamsem.errors import ConflictError, InvalidError
+from airflow_provider_streamsem.pipeline.spec.binding import claim_datasets, existing_record
 from airflow_provider_streamsem.pipeline.spec.location import with_log_location
-from airflow_provider_streamsem.pipeline.spec.opening import claim_datasets, existing_record
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.protocol import codec, keys
 from airflow_provider_streamsem.protocol.entries import PipelineRecord
@@ -52,7 +52,7 @@ def drop(pipeline: Pipeline, *, dry_run: bool = False, log: CommitLog | None = N
     :raises ConflictError: a version is open, the log belongs to another pipeline, or a dataset to another log; or another object is stored at one of the
         locations. Nothing was deleted. Or a run has written to the log during the call
     """
-    log = log or open_commit_log(pipeline.log)
+    log = log or commit_log_at(pipeline.log)
     forked_from, head = _checked(pipeline, log, dry_run=dry_run)
     attempts = [(sink, attempt) for sink in pipeline.sinks.values() for attempt in sorted(sink.attempts())]
     size = sum(sink.discard(*attempt, dry_run=dry_run) for sink, attempt in attempts)

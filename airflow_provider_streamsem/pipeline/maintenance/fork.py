@@ -9,19 +9,21 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
-from airflow_provider_streamsem import dedup, extras, state_files, telemetry
+from airflow_provider_streamsem import extras, telemetry
 from airflow_provider_streamsem.arguments import integer
-from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
+from airflow_provider_streamsem.deduplication import state as dedup_state
 from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError
+from airflow_provider_streamsem.pipeline.spec.binding import check_fork, create_log, forked_config
 from airflow_provider_streamsem.pipeline.spec.location import with_log_location
-from airflow_provider_streamsem.pipeline.spec.opening import check_fork, create_log, forked_config
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.pipeline.versions.closing_times import newest_closed_until, remaining_versions
 from airflow_provider_streamsem.protocol.codec import canonical, sha256
 from airflow_provider_streamsem.protocol.entries import Fork, Json, PipelineRecord
 from airflow_provider_streamsem.protocol.offsets import Offsets, advance
 from airflow_provider_streamsem.protocol.view import newest_kept_before, remains
-from airflow_provider_streamsem.state import OperatorState, operator_state
+from airflow_provider_streamsem.state import files as state_files
+from airflow_provider_streamsem.state.settings import OperatorState, operator_state
 from airflow_provider_streamsem.stores.contract import normalised, overlap
 
 logger = telemetry.log_of(__name__)
@@ -85,8 +87,8 @@ def fork(
     :raises UnavailableError: the source did not report the result of a request. Nothing was written
     """
     _check_start(version, until_ms, from_ms)
-    old = open_commit_log(original) if isinstance(original, str) else original
-    new = log or open_commit_log(pipeline.log)
+    old = commit_log_at(original) if isinstance(original, str) else original
+    new = log or commit_log_at(pipeline.log)
     extras.check(pipeline.extras, pipeline=pipeline.name)
     _check_locations(old, new)
     record, existing = old.read_pipeline(), new.read_pipeline()
@@ -125,7 +127,7 @@ def _check_locations(old: CommitLog, new: CommitLog) -> None:
 
 
 def _warn_of_expired_ids(pipeline: Pipeline, state: Json, now_ms: int) -> None:
-    if dedup.has_only_expired_ids(pipeline.dedup, state, now_ms):
+    if dedup_state.has_only_expired_ids(pipeline.dedup, state, now_ms):
         message = "every id in the deduplication state has expired by dedup.ttl_s, so the fork passes records that the original dropped as duplicates"
         logger.warning(message)
 
@@ -226,9 +228,9 @@ def _objects(old: CommitLog, new: CommitLog, pipeline: Pipeline, position: Fork)
     # In descending order of keys, so that the oldest discovery is copied first. A copy that was interrupted then has no gap.
     for key in sorted(old.list_keys(before), reverse=True):
         yield key, after + key.removeprefix(before)
-    for layer in dedup.stored_layers(position.state):
+    for layer in dedup_state.stored_layers(position.state):
         for file in layer.files:
-            yield f"{dedup.STATE}/{file.key}", f"{dedup.STATE}/{file.key}"
+            yield f"{dedup_state.STATE}/{file.key}", f"{dedup_state.STATE}/{file.key}"
     operators = operator_state(position.state)
     if operators is not None:
         for key in state_files.needed(old.store, operators):
@@ -249,7 +251,7 @@ def _copy(old: CommitLog, new: CommitLog, key: str, copy: str) -> bool:
 
 def _check_state(old: CommitLog, new: CommitLog, position: Fork) -> None:
     has_operators = state_files.is_loadable(new.store, position.state)
-    if has_operators and dedup.is_complete(new.store.url, position.state):
+    if has_operators and dedup_state.is_complete(new.store.url, position.state):
         return
     summary = "files of the state after this version are missing or were changed, for example because vacuum deleted them; the log was not created"
     raise DataError(summary, log=old.store.url, version=position.version).advising("fork at a newer version, or at -1.")

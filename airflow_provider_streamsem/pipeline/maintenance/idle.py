@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from airflow_provider_streamsem.errors import OpenVersionError
-from airflow_provider_streamsem.pipeline.spec.opening import OpenPipeline, check_immutable_config
+from airflow_provider_streamsem.pipeline.spec.binding import BoundPipeline, check_immutable_config
 from airflow_provider_streamsem.pipeline.versions.commit import settle
 from airflow_provider_streamsem.protocol.view import ClosedHead
 
 
-def idle_head(opened: OpenPipeline, work: str, *, closes_staged: bool) -> ClosedHead:
+def idle_head(opened: BoundPipeline, work: str, *, closes_staged: bool) -> ClosedHead:
     """Return the newest head if no version is open and no publish is pending, else refuse. ``closes_staged``: close an open rewrite first."""
     log = opened.log
     head, _ = settle(opened, log.newest_head(), work, closes_staged=closes_staged)

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from functools import partial
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.dedup import layers_dataset, stored_layers
+from airflow_provider_streamsem.deduplication.state import layers_dataset, stored_layers
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.entries import Json, Outcome
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import OpenVersionError
 from airflow_provider_streamsem.pipeline.maintenance.idle import idle_head
-from airflow_provider_streamsem.pipeline.spec.opening import OpenPipeline
+from airflow_provider_streamsem.pipeline.spec.binding import BoundPipeline
 from airflow_provider_streamsem.pipeline.versions.closing_times import first_closed_after
 from airflow_provider_streamsem.pipeline.versions.commit import commit, plan_maintenance
 from airflow_provider_streamsem.protocol.entries import Outcome, SegmentRewrite
@@ -37,7 +37,7 @@ def compute_oldest_readable(log: CommitLog, head: Head, *, keep_versions: int | 
     return min(newest_then, closed + 1 - keep_versions)
 
 
-def expire(opened: OpenPipeline, oldest: int) -> Outcome:
+def expire(opened: BoundPipeline, oldest: int) -> Outcome:
     """
     Commit an expiry: from then on, no reader reads a version below ``oldest``, and no rollback returns to one. No run reprocesses such a version if its rows
     are only in a rewrite, or with deduplication across batches (W43, W44).

@@ -5,18 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
-from airflow_provider_streamsem import dedup, state_files, telemetry
+from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.arguments import exactly_one, integer, text
-from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
 from airflow_provider_streamsem.connectors.sink import SinkMarker
+from airflow_provider_streamsem.deduplication import state as dedup_state
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, MarkerLostError
-from airflow_provider_streamsem.pipeline.spec.location import with_log_location
-from airflow_provider_streamsem.pipeline.spec.opening import (
-    OpenPipeline,
+from airflow_provider_streamsem.pipeline.spec.binding import (
+    BoundPipeline,
+    bind,
     check_immutable_config,
     existing_record,
-    open_pipeline,
 )
+from airflow_provider_streamsem.pipeline.spec.location import with_log_location
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.pipeline.versions.closing_times import newest_closed_until
 from airflow_provider_streamsem.pipeline.versions.commit import commit, plan_of, settle_and_publish
@@ -36,6 +37,7 @@ from airflow_provider_streamsem.protocol.view import (
     remains,
     subtract_counts,
 )
+from airflow_provider_streamsem.state import files as state_files
 
 logger = telemetry.log_of(__name__)
 
@@ -101,15 +103,15 @@ def rollback(
     if run_key is not None:
         text("run_key", run_key)
     _refuse_sinks(pipeline, f"--at {to}" if until_ms is None else "--until TIME")
-    log = log or open_commit_log(pipeline.log)
+    log = log or commit_log_at(pipeline.log)
     existing_record(pipeline, log)
-    opened = open_pipeline(pipeline, log)
+    opened = bind(pipeline, log)
     to = newest_closed_until(log, until_ms) if until_ms is not None else to
     assert to is not None
     return _roll_back(opened, to, run_key, by_time=until_ms is not None)
 
 
-def _roll_back(opened: OpenPipeline, to: int, run_key: str | None, *, by_time: bool) -> Rollback:
+def _roll_back(opened: BoundPipeline, to: int, run_key: str | None, *, by_time: bool) -> Rollback:
     """If ``by_time`` found ``to``, a repeated call may find another version, and returns the first result."""
     log, head = opened.log, opened.head
     for _ in range(_TRIES):
@@ -202,7 +204,7 @@ def _refuse_sinks(pipeline: Pipeline, position: str) -> None:
         )
 
 
-def _plan(opened: OpenPipeline, ready: Ready, to: int, run_key: str | None) -> Plan | None:
+def _plan(opened: BoundPipeline, ready: Ready, to: int, run_key: str | None) -> Plan | None:
     """Return ``None`` if no version after ``to`` changed anything. With a run key, a plan that changes nothing records that the request is done."""
     log, head = opened.log, ready.head
     found = log.outcome(to) if to <= head.closed else None
@@ -245,7 +247,7 @@ def _plan(opened: OpenPipeline, ready: Ready, to: int, run_key: str | None) -> P
     return plan_of(log, head, work, run_key=key, j=ready.j, spec=opened.spec, transform=restored.transform)
 
 
-def _published_after(opened: OpenPipeline, head: ClosedHead, newest: Outcome, to: int) -> tuple[str, ...]:
+def _published_after(opened: BoundPipeline, head: ClosedHead, newest: Outcome, to: int) -> tuple[str, ...]:
     """A sink may be unable to remove the rows because another process has created a version at the same time."""
     found = rows_after(opened.log, to, newest, opened.pipeline.sinks_outside_log)
     names = [name for name, rows in found.items() if rows]
@@ -300,10 +302,10 @@ def _refuse_reprocessed(log: CommitLog, to: int, closed: int) -> None:
         )
 
 
-def _warn_of_expired_ids(opened: OpenPipeline, plan: Plan) -> None:
+def _warn_of_expired_ids(opened: BoundPipeline, plan: Plan) -> None:
     assert plan.work.based_on is not None  # the plan of a rollback
     state = opened.log.closed_outcome(plan.work.based_on).state
-    if dedup.has_only_expired_ids(opened.pipeline.dedup, state, plan.planned_at_ms):
+    if dedup_state.has_only_expired_ids(opened.pipeline.dedup, state, plan.planned_at_ms):
         message = "every id in the restored deduplication state has expired by dedup.ttl_s, so records that were dropped as duplicates may be written"
         logger.warning(message)
 
@@ -318,12 +320,12 @@ def _refuse_expired(newest: Outcome, to: int) -> None:
         ).advising("roll back to the oldest readable version or a newer one.")
 
 
-def _refuse_deleted_state(opened: OpenPipeline, head: ClosedHead, restored: Outcome) -> None:
+def _refuse_deleted_state(opened: BoundPipeline, head: ClosedHead, restored: Outcome) -> None:
     """Refuse a version whose state cannot be loaded, or which vacuum may delete at the same time."""
     settings = opened.pipeline.state
     oldest = None if settings is None else oldest_kept(opened.log, head.closed, settings.keep_versions)
     is_kept = oldest is None or restored.version >= oldest
-    has_files = dedup.is_complete(opened.log.store.url, restored.state) and state_files.is_loadable(
+    has_files = dedup_state.is_complete(opened.log.store.url, restored.state) and state_files.is_loadable(
         opened.log.store, restored.state
     )
     if not (is_kept and has_files):

@@ -7,20 +7,20 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache, partial
 
-from airflow_provider_streamsem import state_files, telemetry
-from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem import telemetry
+from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
 from airflow_provider_streamsem.connectors.sink import Sink
-from airflow_provider_streamsem.dedup import STATE, layers_dataset, stored_layers
+from airflow_provider_streamsem.deduplication.state import STATE, layers_dataset, stored_layers
 from airflow_provider_streamsem.errors import LogDamagedError, StreamsemError
 from airflow_provider_streamsem.pipeline.maintenance import retention
 from airflow_provider_streamsem.pipeline.maintenance.old_layers import unneeded_layers
-from airflow_provider_streamsem.pipeline.spec.location import with_log_location
-from airflow_provider_streamsem.pipeline.spec.opening import (
+from airflow_provider_streamsem.pipeline.spec.binding import (
+    bind,
     check_immutable_config,
     claim_datasets,
     existing_record,
-    open_pipeline,
 )
+from airflow_provider_streamsem.pipeline.spec.location import with_log_location
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.pipeline.versions.attempts import attempt_of_key
 from airflow_provider_streamsem.pipeline.versions.closing_times import first_closed_after
@@ -31,8 +31,9 @@ from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord, SegmentRewrite
 from airflow_provider_streamsem.protocol.kinds.alter import Alter
 from airflow_provider_streamsem.protocol.view import Head
-from airflow_provider_streamsem.state import FIELD as OPERATORS
-from airflow_provider_streamsem.state import operator_state
+from airflow_provider_streamsem.state import files as state_files
+from airflow_provider_streamsem.state.settings import FIELD as OPERATORS
+from airflow_provider_streamsem.state.settings import operator_state
 from airflow_provider_streamsem.stores.contract import ObjectStat
 from airflow_provider_streamsem.verbs import KEEP_DAYS, KEEP_VERSIONS
 
@@ -107,7 +108,7 @@ def vacuum(
     :raises HeldVersionError: the open version is held; otherwise as for ``OpenVersionError``
     """
     keep_versions, keep_days = KEEP_VERSIONS.checked(keep_versions), KEEP_DAYS.checked(keep_days)
-    log = log or open_commit_log(pipeline.log)
+    log = log or commit_log_at(pipeline.log)
     record = existing_record(pipeline, log)
     head = log.find_head()  # raises LogMovedError if the log was moved
     if head.closed < 0:  # no attempt can have lost, and the datasets may have no ownership marker yet
@@ -212,7 +213,7 @@ def _delete_expired(
         oldest = wanted
         if not deletion.is_dry_run:
             # A rewrite may have been committed since the head was read, so judge by the outcome of the expiry.
-            newest = retention.expire(open_pipeline(pipeline, log), wanted)
+            newest = retention.expire(bind(pipeline, log), wanted)
             oldest = newest.oldest_readable
     for name, sink, version, attempt_id in _expired_attempts(pipeline, log, newest, sinks, begin, oldest):
         deletion.attempt(name, sink, version, attempt_id)

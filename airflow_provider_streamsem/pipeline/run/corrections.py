@@ -5,7 +5,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from functools import cache
 
-from airflow_provider_streamsem.pipeline.spec.opening import OpenPipeline
+from airflow_provider_streamsem.pipeline.spec.binding import BoundPipeline
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.protocol import offsets
 from airflow_provider_streamsem.protocol.codec import plain
@@ -15,7 +15,7 @@ from airflow_provider_streamsem.protocol.offsets import Gaps
 from airflow_provider_streamsem.protocol.view import Head
 
 
-def repinned(opened: OpenPipeline, plan: Plan) -> Json:
+def repinned(opened: BoundPipeline, plan: Plan) -> Json:
     """Return the pins with which a reprocessing run of a plan reads: those of the plan, or the newest ones if the source replaces records."""
     source = opened.pipeline.source
     if source.on_reprocess is None:
@@ -23,7 +23,7 @@ def repinned(opened: OpenPipeline, plan: Plan) -> Json:
     return plain(source.repin(plan.ranges, plan.gaps, source.read_pins(plan.pins)), sparse=True)
 
 
-def is_outdated(opened: OpenPipeline, plan: Plan) -> bool:
+def is_outdated(opened: BoundPipeline, plan: Plan) -> bool:
     """Return whether the source has replaced or removed records that a plan has read."""
     source = opened.pipeline.source
     return source.on_reprocess is not None and source.is_outdated(plan.ranges, plan.gaps, source.read_pins(plan.pins))
@@ -36,7 +36,7 @@ def before_version(pipeline: Pipeline, version: int) -> str:
     return f"run `streamsem rollback PIPELINE {version - 1}`, then run again: the newest records are read."
 
 
-def outdated(opened: OpenPipeline, head: Head, corrected: Gaps) -> list[int]:
+def outdated(opened: BoundPipeline, head: Head, corrected: Gaps) -> list[int]:
     """
     Return the versions whose rows were computed from former records, in ascending order. A version that was reprocessed since is not outdated.
 
@@ -55,7 +55,7 @@ def outdated(opened: OpenPipeline, head: Head, corrected: Gaps) -> list[int]:
 class _Reader:
     """Finds the batches of this pipeline that have read an offset. It reads each entry once."""
 
-    def __init__(self, opened: OpenPipeline, head: Head) -> None:
+    def __init__(self, opened: BoundPipeline, head: Head) -> None:
         self._opened, self._head = opened, head
         self._kept = [] if head.outcome is None else opened.log.remaining_versions(head.outcome)
         self._stored = cache(opened.log.closed_version)

@@ -11,8 +11,8 @@ from airflow_provider_streamsem.connectors.source import Planner, SourceEnd, Sou
 from airflow_provider_streamsem.errors import InternalError, SourceChangedError
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.pipeline.run.corrections import before_version, outdated
+from airflow_provider_streamsem.pipeline.spec.binding import BoundPipeline
 from airflow_provider_streamsem.pipeline.spec.lookups import pin_lookups
-from airflow_provider_streamsem.pipeline.spec.opening import OpenPipeline
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.pipeline.versions import report
 from airflow_provider_streamsem.pipeline.versions.commit import plan_of
@@ -24,7 +24,7 @@ from airflow_provider_streamsem.protocol.kinds.rollback import Rollback
 from airflow_provider_streamsem.protocol.offsets import Gaps, Offsets, Ranges
 from airflow_provider_streamsem.protocol.procedures import Ready
 from airflow_provider_streamsem.protocol.view import Head, add_counts, remains
-from airflow_provider_streamsem.state import no_data_watermark_ms, operator_state
+from airflow_provider_streamsem.state.settings import no_data_watermark_ms, operator_state
 
 logger = telemetry.log_of(__name__)
 
@@ -49,7 +49,7 @@ class Corrections:
 
 
 def plan_batch(
-    opened: OpenPipeline, planner: Planner, ready: Ready, *, run_key: str, drain: bool
+    opened: BoundPipeline, planner: Planner, ready: Ready, *, run_key: str, drain: bool
 ) -> Plan | Corrections | None:
     """
     Build the next plan of a run. Does not store it.
@@ -103,7 +103,7 @@ def plan_batch(
     )
 
 
-def _batch_time_ms(opened: OpenPipeline, head: Head) -> int:
+def _batch_time_ms(opened: BoundPipeline, head: Head) -> int:
     """Return the time of the next plan, in milliseconds since the epoch. Warns if it is far before the newest outcome: one of two clocks is wrong."""
     now_ms = opened.log.now_ms(head)
     if now_ms < head.time_ms:
@@ -115,7 +115,7 @@ def _batch_time_ms(opened: OpenPipeline, head: Head) -> int:
     return now_ms
 
 
-def _poll_end(opened: OpenPipeline, planner: Planner, ready: Ready) -> tuple[SourceEnd, int]:
+def _poll_end(opened: BoundPipeline, planner: Planner, ready: Ready) -> tuple[SourceEnd, int]:
     """A later plan of a drain ends at the run's target. A partition that an alter has added since is not in it, so it is not read."""
     start, target = ready.head.next, ready.target
     end = planner.poll(ready.head.hint) if target is None else SourceEnd({**start, **target})
@@ -137,7 +137,7 @@ def _run_start(ready: Ready, target: Offsets | None, ranges: Ranges) -> dict[str
     return {p: offsets.position(start, p) for p in sorted({*start, *(target or {}), *ranges})}
 
 
-def _run_counts(opened: OpenPipeline, ready: Ready) -> dict[str, int]:
+def _run_counts(opened: BoundPipeline, ready: Ready) -> dict[str, int]:
     """Return the sum of the counts of the run's commits that were not rolled back."""
     if ready.before is None:
         return {}
@@ -162,7 +162,7 @@ def _visible_counts(log: CommitLog, run_key: str, newest: Outcome) -> dict[str, 
     return total
 
 
-def _refuse_corrections(opened: OpenPipeline, corrected: Gaps, versions: list[int]) -> None:
+def _refuse_corrections(opened: BoundPipeline, corrected: Gaps, versions: list[int]) -> None:
     """Refuse to read new versions if versions are outdated and the source does not let runs reprocess them."""
     source = opened.pipeline.source
     if source.on_reprocess not in (None, "reprocess"):

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 
-from airflow_provider_streamsem import state_files, telemetry
+from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.connectors.source import Source
 from airflow_provider_streamsem.errors import InvalidError, SourceChangedError, StreamsemError
 from airflow_provider_streamsem.pipeline.run.corrections import before_version, is_outdated, repinned
+from airflow_provider_streamsem.pipeline.spec.binding import BoundPipeline
 from airflow_provider_streamsem.pipeline.spec.lookups import check_lookups, pin_lookups
-from airflow_provider_streamsem.pipeline.spec.opening import OpenPipeline
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.pipeline.versions.commit import abort_outcome, close, plan_of
 from airflow_provider_streamsem.pipeline.versions.publish import (
@@ -24,6 +24,7 @@ from airflow_provider_streamsem.protocol.kinds.reprocess import Reprocess
 from airflow_provider_streamsem.protocol.kinds.rewrite import Rewrite
 from airflow_provider_streamsem.protocol.procedures import Ready
 from airflow_provider_streamsem.protocol.view import Head, OpenHead, is_bound
+from airflow_provider_streamsem.state import files as state_files
 
 logger = telemetry.log_of(__name__)
 
@@ -43,7 +44,7 @@ _EXPIRED = (
 )
 
 
-def abort_reprocessing(opened: OpenPipeline, run_key: str, reason: str) -> None:
+def abort_reprocessing(opened: BoundPipeline, run_key: str, reason: str) -> None:
     """
     Abort the open version of a reprocessing run of which an attempt failed (W22).
 
@@ -66,7 +67,7 @@ def abort_reprocessing(opened: OpenPipeline, run_key: str, reason: str) -> None:
 
 
 def plan_reprocess(
-    opened: OpenPipeline, version: int, run_key: str, current_lookups: bool, ready: Ready, *, held: bool = False
+    opened: BoundPipeline, version: int, run_key: str, current_lookups: bool, ready: Ready, *, held: bool = False
 ) -> Plan:
     """Build the plan of a reprocessing run from the commit that it replaces, as of the head (W24, W25). Only a request closes a held version (W39)."""
     current = current_commit(opened, ready.head, version)
@@ -104,7 +105,7 @@ def plan_reprocess(
     return reprocessed
 
 
-def check_state(opened: OpenPipeline, current: int, outcome: Outcome, newest: Outcome) -> None:
+def check_state(opened: BoundPipeline, current: int, outcome: Outcome, newest: Outcome) -> None:
     """Check that a version can be reprocessed: no rewrite binds its rows, and the state before it fits the pipeline and can be loaded."""
     _refuse_bound(opened, current, newest)
     _refuse_expired_ids(opened, current, newest)
@@ -112,7 +113,7 @@ def check_state(opened: OpenPipeline, current: int, outcome: Outcome, newest: Ou
     _refuse_deleted_state(opened, current)
 
 
-def _refuse_bound(opened: OpenPipeline, current: int, newest: Outcome) -> None:
+def _refuse_bound(opened: BoundPipeline, current: int, newest: Outcome) -> None:
     """Refuse a version whose rows are only in the files of a rewrite, together with the rows of other versions (W44)."""
     oldest = newest.oldest_readable
     if current >= oldest or Rewrite.kind not in newest.newest:
@@ -128,7 +129,7 @@ def _refuse_bound(opened: OpenPipeline, current: int, newest: Outcome) -> None:
             ).advising(_EXPIRED)
 
 
-def _refuse_expired_ids(opened: OpenPipeline, current: int, newest: Outcome) -> None:
+def _refuse_expired_ids(opened: BoundPipeline, current: int, newest: Outcome) -> None:
     """Vacuum may have deleted the ids before an expired version (W44, V9)."""
     oldest, dedup = newest.oldest_readable, opened.pipeline.dedup
     if dedup is None or not dedup.keeps_state or not oldest:
@@ -142,7 +143,7 @@ def _refuse_expired_ids(opened: OpenPipeline, current: int, newest: Outcome) -> 
         ).advising(_EXPIRED)
 
 
-def _refuse_other_state(opened: OpenPipeline, outcome: Outcome, newest: Outcome) -> None:
+def _refuse_other_state(opened: BoundPipeline, outcome: Outcome, newest: Outcome) -> None:
     """If the deduplication or the state was altered since, neither of the two states fits the records of the version."""
     now = opened.pipeline.immutable_config()
     before = now if outcome.spec == opened.spec else opened.log.config_of(outcome.spec)
@@ -156,7 +157,7 @@ def _refuse_other_state(opened: OpenPipeline, outcome: Outcome, newest: Outcome)
         ).advising(f"reprocess newer versions only, or fork the pipeline at version {outcome.version - 1}.")
 
 
-def _refuse_deleted_state(opened: OpenPipeline, current: int) -> None:
+def _refuse_deleted_state(opened: BoundPipeline, current: int) -> None:
     """Vacuum, for example, may have deleted the state before the version."""
     if opened.pipeline.state is None:
         return
@@ -170,7 +171,7 @@ def _refuse_deleted_state(opened: OpenPipeline, current: int) -> None:
         ).advising("reprocess newer versions only. To keep the state of more versions, raise state.keep_versions.")
 
 
-def current_commit(opened: OpenPipeline, head: Head, version: int) -> int:
+def current_commit(opened: BoundPipeline, head: Head, version: int) -> int:
     """Return the commit whose rows are visible for a version: the newest reprocessing run of its chain, or the version itself."""
     outcome = opened.log.outcome(version) if version <= head.closed else None
     if outcome is None or not outcome.has_rows:

@@ -6,14 +6,14 @@ from dataclasses import replace
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.arguments import text
-from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
 from airflow_provider_streamsem.engine import Engine
 from airflow_provider_streamsem.pipeline.run.plan import visible_commits
 from airflow_provider_streamsem.pipeline.run.plan_reprocess import current_commit, refuse_sinks
 from airflow_provider_streamsem.pipeline.run.run import run_batch, run_reprocessing
+from airflow_provider_streamsem.pipeline.spec.binding import bind
 from airflow_provider_streamsem.pipeline.spec.guarantee import guarantee
 from airflow_provider_streamsem.pipeline.spec.location import with_log_location
-from airflow_provider_streamsem.pipeline.spec.opening import open_pipeline
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.pipeline.versions import report
 from airflow_provider_streamsem.pipeline.versions.result import RunResult, announce_planned, merge_completed
@@ -75,7 +75,7 @@ def _reprocess(
 ) -> RunResult:
     VERSION.checked(version)
     refuse_sinks(pipeline)
-    opened = open_pipeline(pipeline, log or open_commit_log(pipeline.log))
+    opened = bind(pipeline, log or commit_log_at(pipeline.log))
     # The listing may lag. With an old head, the default run key could be that of a completed reprocessing run, and an existing version could be refused (W24).
     opened = replace(opened, head=opened.log.confirm_head(opened.head))
     if run_key is None:
@@ -125,7 +125,7 @@ def reprocess_run(
     :raises StreamsemError: as :func:`reprocess`. Versions that were reprocessed before the error keep their new output
     """
     refuse_sinks(pipeline)
-    opened_log = log or open_commit_log(pipeline.log)
+    opened_log = log or commit_log_at(pipeline.log)
     was_complete = _is_complete(opened_log, run_key)
     result = run_batch(pipeline, run_key=run_key, drain=drain, engine=engine, log=log, alter_from=alter_from)
     if result.status == "empty" or not was_complete:  # the current transform has just produced these commits

@@ -8,7 +8,7 @@ from functools import partial
 from types import NoneType
 
 from airflow_provider_streamsem import telemetry
-from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
 from airflow_provider_streamsem.engine import Engine
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.run.plan import Corrections
@@ -19,8 +19,8 @@ from airflow_provider_streamsem.pipeline.run.plan_reprocess import (
     refuse_sinks,
 )
 from airflow_provider_streamsem.pipeline.run.run import Planning, Run
+from airflow_provider_streamsem.pipeline.spec.binding import BoundPipeline, bind
 from airflow_provider_streamsem.pipeline.spec.location import with_log_location
-from airflow_provider_streamsem.pipeline.spec.opening import OpenPipeline, open_pipeline
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.pipeline.versions.commit import is_held
 from airflow_provider_streamsem.pipeline.versions.publish import publish
@@ -128,7 +128,7 @@ def stage_reprocessing(
     """
     VERSION.checked(version)
     refuse_sinks(pipeline)
-    opened = open_pipeline(pipeline, log or open_commit_log(pipeline.log))
+    opened = bind(pipeline, log or commit_log_at(pipeline.log))
     opened = replace(opened, head=opened.log.confirm_head(opened.head))
     current = current_commit(opened, opened.head, version)
     # Each request has its own key, so that a version that was aborted is never taken for the one that is committed later.
@@ -168,7 +168,7 @@ def commit_held(
     :raises InvalidError: the version is not held, it was aborted, it has no such attempt, or files of the attempt are missing
     """
     VERSION.checked(version)
-    opened = open_pipeline(pipeline, log or open_commit_log(pipeline.log))
+    opened = bind(pipeline, log or commit_log_at(pipeline.log))
     opened = replace(opened, head=opened.log.confirm_head(opened.head))
     plan = opened.log.plan(version)
     if plan is None or not isinstance(plan.work, Reprocess) or not plan.work.held:
@@ -197,7 +197,7 @@ def _aborted_error() -> InvalidError:
     return InvalidError("the held version was aborted; nothing was committed").advising("stage the version again.")
 
 
-def _earlier_result(opened: OpenPipeline, plan: Plan) -> RunResult:
+def _earlier_result(opened: BoundPipeline, plan: Plan) -> RunResult:
     position = opened.log.locate(plan.run_key, without_pending(opened.head))
     if isinstance(position, RunComplete) and position.outcome.committed:
         return run_result(opened, position, plan.run_key, resumed=True, announces=False)

@@ -12,10 +12,11 @@ from dataclasses import replace
 from functools import partial
 from typing import TypeAlias
 
-from airflow_provider_streamsem import dedup, registry, state_files, telemetry
+from airflow_provider_streamsem import registry, telemetry
 from airflow_provider_streamsem.arguments import flag, text
-from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
 from airflow_provider_streamsem.connectors.source import Planner
+from airflow_provider_streamsem.deduplication import state as dedup_state
 from airflow_provider_streamsem.engine import Engine, Job, Produced, nothing_produced
 from airflow_provider_streamsem.errors import (
     DataError,
@@ -37,16 +38,16 @@ from airflow_provider_streamsem.pipeline.run.plan_reprocess import (
     refuse_sinks,
 )
 from airflow_provider_streamsem.pipeline.spec import changes
-from airflow_provider_streamsem.pipeline.spec.guarantee import guarantee
-from airflow_provider_streamsem.pipeline.spec.location import with_log_location
-from airflow_provider_streamsem.pipeline.spec.lookups import check_lookups
-from airflow_provider_streamsem.pipeline.spec.opening import (
-    OpenPipeline,
+from airflow_provider_streamsem.pipeline.spec.binding import (
+    BoundPipeline,
+    bind,
     check_and_store_spec,
     check_immutable_config,
     claim_datasets,
-    open_pipeline,
 )
+from airflow_provider_streamsem.pipeline.spec.guarantee import guarantee
+from airflow_provider_streamsem.pipeline.spec.location import with_log_location
+from airflow_provider_streamsem.pipeline.spec.lookups import check_lookups
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.pipeline.versions import report
 from airflow_provider_streamsem.pipeline.versions.commit import (
@@ -74,6 +75,7 @@ from airflow_provider_streamsem.protocol.procedures import (
 )
 from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead
 from airflow_provider_streamsem.spark import schema
+from airflow_provider_streamsem.state import files as state_files
 
 logger = telemetry.log_of(__name__)
 
@@ -113,9 +115,9 @@ def run_batch(
     flag("drain", drain)
     with telemetry.phase("run", pipeline=pipeline.name, run_key=run_key):
         logger.info("guarantee: %s (`streamsem explain` says why)", guarantee(pipeline).named)
-        log = log or open_commit_log(pipeline.log)
+        log = log or commit_log_at(pipeline.log)
         _alter_from(pipeline, log, alter_from)
-        run = Run(open_pipeline(pipeline, log), run_key, engine, announces=announces)
+        run = Run(bind(pipeline, log), run_key, engine, announces=announces)
         return run.complete(partial(plan_batch, run.opened, run.planner, run_key=run_key, drain=drain))
 
 
@@ -136,9 +138,9 @@ def plan_run(
     text("run_key", run_key)
     flag("drain", drain)
     with telemetry.phase("run", pipeline=pipeline.name, run_key=run_key):
-        log = log or open_commit_log(pipeline.log)
+        log = log or commit_log_at(pipeline.log)
         _alter_from(pipeline, log, alter_from)
-        run = Run(open_pipeline(pipeline, log), run_key)
+        run = Run(bind(pipeline, log), run_key)
         return run.plan_only(partial(plan_batch, run.opened, run.planner, run_key=run_key, drain=drain))
 
 
@@ -159,7 +161,7 @@ class Run:
 
     def __init__(
         self,
-        opened: OpenPipeline,
+        opened: BoundPipeline,
         run_key: str,
         engine: Engine | None = None,
         *,
@@ -383,7 +385,7 @@ class Run:
         return (
             {*manifest.sinks} == {*self.opened.pipeline.sinks}
             and has_all_files(self.opened.pipeline, manifest)
-            and dedup.is_complete(self.opened.pipeline.log, manifest.state)
+            and dedup_state.is_complete(self.opened.pipeline.log, manifest.state)
             and state_files.is_complete(self.opened.log.store, manifest.state)
         )
 
@@ -482,7 +484,7 @@ class Run:
         root = self.opened.log.find_root(plan.work.replaces)
         return self._state_before(root), (self.opened.log.plan(root) or plan).planned_at_ms
 
-    def _chain_states(self, head: OpenHead, plan: Plan, reprocess: Reprocess) -> dedup.ChainStates | None:
+    def _chain_states(self, head: OpenHead, plan: Plan, reprocess: Reprocess) -> dedup_state.ChainStates | None:
         """For reprocessing with deduplication across batches: the states of the chain's commits and of the log's head (W27)."""
         settings = self.opened.pipeline.dedup
         if settings is None or not settings.keeps_state:
@@ -493,7 +495,7 @@ class Run:
             outcome = self.opened.log.closed_outcome(version)
             commits.append((self._state_before(version), outcome.state))
             version = outcome.replaces
-        return dedup.ChainStates(
+        return dedup_state.ChainStates(
             current=self._current_state(head), commits=tuple(reversed(commits)), planned_ms=plan.planned_at_ms
         )
 
@@ -527,7 +529,7 @@ def _held_error(plan: Plan) -> HeldVersionError:
 
 
 def run_reprocessing(
-    opened: OpenPipeline,
+    opened: BoundPipeline,
     version: int,
     run_key: str,
     engine: Engine | None,

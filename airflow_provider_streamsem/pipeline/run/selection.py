@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from airflow_provider_streamsem.arguments import integer
-from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
 from airflow_provider_streamsem.pipeline.run.plan_reprocess import check_state, refuse_sinks
+from airflow_provider_streamsem.pipeline.spec.binding import BoundPipeline, existing_record, read_head
 from airflow_provider_streamsem.pipeline.spec.location import with_log_location
-from airflow_provider_streamsem.pipeline.spec.opening import OpenPipeline, existing_record, read_head
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.pipeline.versions.closing_times import first_closed_after
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan
@@ -153,10 +153,10 @@ def preview_reprocess(
 ) -> BlastRadius:
     """Return what reprocessing a selection would read and replace. Writes nothing, reads no record. ``downstream``: logs of pipelines that read this one."""
     refuse_sinks(pipeline)
-    log = log or open_commit_log(pipeline.log)
+    log = log or commit_log_at(pipeline.log)
     record = existing_record(pipeline, log)
     head = log.confirm_head(read_head(pipeline, log))
-    opened = OpenPipeline(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
+    opened = BoundPipeline(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
     versions: list[int] = []
     counts: dict[str, int] = {}
     sinks = dict.fromkeys(pipeline.sinks, Replacement())
@@ -194,7 +194,7 @@ def preview_reprocess(
 
 
 def _reading(url: str, pipeline_uuid: str, commits: set[int]) -> int:
-    log = open_commit_log(url)
+    log = commit_log_at(url)
     log.existing_pipeline()
     head = log.newest_head()
     found = 0

@@ -11,10 +11,10 @@ from airflow_provider_streamsem import registry
 from airflow_provider_streamsem.connectors.lookup import Lookup
 from airflow_provider_streamsem.connectors.sink import Sink
 from airflow_provider_streamsem.connectors.source import Source
-from airflow_provider_streamsem.dedup import Dedup
+from airflow_provider_streamsem.deduplication.settings import Dedup
 from airflow_provider_streamsem.delivery import SATISFIES, weaker
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.state import State
+from airflow_provider_streamsem.state.settings import State
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

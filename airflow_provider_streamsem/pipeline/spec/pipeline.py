@@ -15,7 +15,7 @@ from airflow_provider_streamsem import arguments, registry, secret_names
 from airflow_provider_streamsem.connectors.lookup import Lookup
 from airflow_provider_streamsem.connectors.sink import PublishingSink, Sink
 from airflow_provider_streamsem.connectors.source import Source
-from airflow_provider_streamsem.dedup import Dedup
+from airflow_provider_streamsem.deduplication.settings import Dedup
 from airflow_provider_streamsem.delivery import LABELS
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.limits import Limits
@@ -26,7 +26,7 @@ from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.protocol.offsets import Ranges
 from airflow_provider_streamsem.spark import packages
 from airflow_provider_streamsem.spark.packages import Package
-from airflow_provider_streamsem.state import State
+from airflow_provider_streamsem.state.settings import State
 from airflow_provider_streamsem.stores.contract import check_location, normalised, overlap
 
 NAME = r"[a-z0-9_-]{1,64}"

@@ -11,7 +11,7 @@ from typing import Any
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.errors import HeldVersionError, OpenVersionError, StreamsemError
-from airflow_provider_streamsem.pipeline.spec.opening import OpenPipeline
+from airflow_provider_streamsem.pipeline.spec.binding import BoundPipeline
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.pipeline.versions import report
 from airflow_provider_streamsem.pipeline.versions.publish import publish
@@ -20,7 +20,7 @@ from airflow_provider_streamsem.protocol.entries import Json, Kind, Outcome, Pla
 from airflow_provider_streamsem.protocol.kinds.batch import Batch
 from airflow_provider_streamsem.protocol.kinds.reprocess import Reprocess
 from airflow_provider_streamsem.protocol.view import ClosedHead, Head, OpenHead
-from airflow_provider_streamsem.state import watermark_after
+from airflow_provider_streamsem.state.settings import watermark_after
 
 logger = telemetry.log_of(__name__)
 
@@ -160,7 +160,7 @@ def _outcome(log: CommitLog, head: OpenHead, work: Kind | None, state: Json, **c
     return Outcome(**(values | changes))
 
 
-def outcome_without_records(opened: OpenPipeline, head: OpenHead) -> Outcome | None:
+def outcome_without_records(opened: BoundPipeline, head: OpenHead) -> Outcome | None:
     """
     Build the outcome that closes an open version of another process which reads no records; ``None`` for a kind with rows. Does not store it.
 
@@ -186,7 +186,7 @@ def has_all_files(pipeline: Pipeline, manifest: StagedManifest) -> bool:
 
 
 def settle(
-    opened: OpenPipeline, head: Head, work: str, *, closes_staged: bool = True, abort_reason: str | None = None
+    opened: BoundPipeline, head: Head, work: str, *, closes_staged: bool = True, abort_reason: str | None = None
 ) -> tuple[ClosedHead, Outcome | None]:
     """
     Close the open version, without reading records. Any process may do this. A version whose outcome follows from its plan is committed.
@@ -214,7 +214,7 @@ def settle(
 
 
 def settle_and_publish(
-    opened: OpenPipeline, head: Head, work: str, *, abort_reason: str | None = None
+    opened: BoundPipeline, head: Head, work: str, *, abort_reason: str | None = None
 ) -> tuple[ClosedHead, Outcome | None]:
     """Close the open version as :func:`settle` does, and publish the newest commit if that is pending (P1)."""
     closed, outcome = settle(opened, head, work, abort_reason=abort_reason)

@@ -12,12 +12,12 @@ from itertools import chain
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.arguments import text, text_list
-from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
 from airflow_provider_streamsem.connectors.columns.recorded import fields
 from airflow_provider_streamsem.connectors.sink import PublishingSink, SinkCommit
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, MarkerConflictError
+from airflow_provider_streamsem.pipeline.spec.binding import BoundPipeline, bind
 from airflow_provider_streamsem.pipeline.spec.location import with_log_location
-from airflow_provider_streamsem.pipeline.spec.opening import OpenPipeline, open_pipeline
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.protocol.entries import (
     Committable,
@@ -31,7 +31,7 @@ from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead
 logger = telemetry.log_of(__name__)
 
 
-def publish(opened: OpenPipeline, head: ClosedHead, outcome: Outcome, *, is_own: bool) -> ClosedHead:
+def publish(opened: BoundPipeline, head: ClosedHead, outcome: Outcome, *, is_own: bool) -> ClosedHead:
     """
     Publish the head's commit to all sinks outside the log, and create its receipts. The batch stays committed if this fails.
 
@@ -41,7 +41,7 @@ def publish(opened: OpenPipeline, head: ClosedHead, outcome: Outcome, *, is_own:
 
 
 def _publish_or_skip(
-    opened: OpenPipeline,
+    opened: BoundPipeline,
     head: ClosedHead,
     outcome: Outcome,
     *,
@@ -89,7 +89,7 @@ def _publish_or_skip(
     return published
 
 
-def _check_sinks(opened: OpenPipeline, outcome: Outcome) -> None:
+def _check_sinks(opened: BoundPipeline, outcome: Outcome) -> None:
     """Check that the sinks to publish to are those of the spec with which the version was committed (W35)."""
     if outcome.spec == opened.spec:
         return
@@ -107,7 +107,7 @@ def _check_sinks(opened: OpenPipeline, outcome: Outcome) -> None:
         )
 
 
-def batch_of(opened: OpenPipeline, outcome: Outcome, outcome_sha: str, name: str) -> SinkCommit:
+def batch_of(opened: BoundPipeline, outcome: Outcome, outcome_sha: str, name: str) -> SinkCommit:
     """
     Build the part of a commit that one sink publishes.
 
@@ -241,7 +241,7 @@ def skip(
     :raises PublishError: another sink of the version refuses it. The version stays committed, and its receipts are not stored
     """
     text("reason", reason)
-    opened = open_pipeline(pipeline, log or open_commit_log(pipeline.log))
+    opened = bind(pipeline, log or commit_log_at(pipeline.log))
     skipped_sinks = (sink,) if isinstance(sink, str) else text_list("sink", sink)
     for name in skipped_sinks:
         publishing_sink(pipeline, name)

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.pipeline.spec.opening import OpenPipeline
+from airflow_provider_streamsem.pipeline.spec.binding import BoundPipeline
 from airflow_provider_streamsem.pipeline.versions.announcement import (
     LISTED,
     Completed,
@@ -79,7 +79,7 @@ class RunResult:
 
 
 def run_result(
-    opened: OpenPipeline, complete: RunComplete, run_key: str, *, resumed: bool, announces: bool = True
+    opened: BoundPipeline, complete: RunComplete, run_key: str, *, resumed: bool, announces: bool = True
 ) -> RunResult:
     """
     Build the result of a complete run, and create its announcement if ``announces`` is set. ``resumed``: it was complete when this process began.
@@ -115,7 +115,7 @@ def run_result(
     )
 
 
-def empty_result(opened: OpenPipeline, head: Head, run_key: str, *, announces: bool = True) -> RunResult:
+def empty_result(opened: BoundPipeline, head: Head, run_key: str, *, announces: bool = True) -> RunResult:
     """Build the result of a run that planned nothing, and create its announcement if ``announces`` is set."""
     versions = (head.closed + 1, head.closed + 1)
     completed: tuple[CompletedVersion, ...] = ()

@@ -50,7 +50,7 @@ class Streamsem(Subject):
 
     def drain(self, run_key: str) -> bool:
         from airflow_provider_streamsem import run_batch
-        from airflow_provider_streamsem.spark.engine import SparkEngine
+        from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 
         engine = SparkEngine(master=self.setting.master, conf=self._conf())
         return run_batch(self.pipeline(), run_key=run_key, drain=True, engine=engine).status == "empty"

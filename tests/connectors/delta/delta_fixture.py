@@ -13,7 +13,7 @@ from deltalake.table import TableAlterer
 from airflow_provider_streamsem import Pipeline
 from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
 from airflow_provider_streamsem.connectors.sink import SinkCommit
-from airflow_provider_streamsem.pipeline.spec.opening import open_pipeline
+from airflow_provider_streamsem.pipeline.spec.binding import bind
 from airflow_provider_streamsem.pipeline.versions.publish import batch_of
 from airflow_provider_streamsem.testing.steps import Steps
 from airflow_provider_streamsem.testing.stores import Crash
@@ -43,7 +43,7 @@ class DeltaFixture(PipelineFixture):
 
     def batches(self) -> list[SinkCommit]:
         """Return the batch of each committed version, published or not."""
-        opened = open_pipeline(self.pipeline(), self.log())
+        opened = bind(self.pipeline(), self.log())
         outcomes = [opened.log.outcome_and_sha256(version) for version in range(opened.head.closed + 1)]
         return [batch_of(opened, *outcome, "table") for outcome in outcomes if outcome is not None]
 

@@ -19,7 +19,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_streamsem import FilesSink, Limits, Pipeline, reprocess, run_batch, verify
-from airflow_provider_streamsem.commitlog.log import CommitLog, open_commit_log
+from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
 from airflow_provider_streamsem.connectors.delta.pins import FilePin
 from airflow_provider_streamsem.connectors.delta.source import DeltaSource
 from airflow_provider_streamsem.connectors.source import SourceSlice
@@ -104,7 +104,7 @@ def test_log_with_a_snapshot_and_versions_is_verified_and_reprocessed(tmp_path: 
     DeltaTable(str(table)).optimize.compact()
     run_batch(pipeline, run_key="second", drain=True)
     reprocess(pipeline, 0, run_key="again")
-    opened = open_log(open_commit_log(pipeline.log), pipeline=pipeline)
+    opened = open_log(commit_log_at(pipeline.log), pipeline=pipeline)
     assert verify(opened).violations == []
     rows = spark.read.parquet(*[file.path for file in opened.files()])
     assert sorted(row["id"] for row in rows.collect()) == [0, 1, 2]

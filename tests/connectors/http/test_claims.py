@@ -14,7 +14,7 @@ from airflow_provider_streamsem.errors import (
     UnavailableError,
 )
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
-from airflow_provider_streamsem.pipeline.spec.opening import open_pipeline
+from airflow_provider_streamsem.pipeline.spec.binding import bind
 from airflow_provider_streamsem.pipeline.versions.publish import batch_of, skip
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.stores import Crash
@@ -34,7 +34,7 @@ def test_late_publisher_makes_no_calls(tmp_path: Path, recorder: Recorder) -> No
     fixture = new_fixture(tmp_path, 4)
     pipeline = pushing(fixture, recorder)
     fixture.run("a", pipeline=pipeline, drain=True)
-    opened, seen = open_pipeline(pipeline, fixture.log()), recorder.ids()
+    opened, seen = bind(pipeline, fixture.log()), recorder.ids()
     vacuum(pipeline, log=opened.log)
     assert not [*(fixture.root / "staged").rglob("*.parquet")], "vacuum deleted the staged rows"
     stored = opened.log.outcome_and_sha256(0)

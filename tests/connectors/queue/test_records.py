@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 from airflow_provider_streamsem import FilesSink, QueueSource, run_batch
 from airflow_provider_streamsem.connectors.landing.messages import Message
 from airflow_provider_streamsem.errors import DataError
-from airflow_provider_streamsem.spark.engine import SparkEngine
+from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 from tests.connectors.queue.memory_broker import Broker, memory_queue
 from tests.pipeline_fixture import PipelineFixture
 

@@ -14,7 +14,7 @@ import psutil
 from airflow.sdk import DAG
 
 from airflow_provider_streamsem import MicroBatchOperator
-from airflow_provider_streamsem.spark import engine as spark
+from airflow_provider_streamsem.spark import spark_engine as spark
 from airflow_provider_streamsem.stores.local import LocalStore
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from tests.pipeline_fixture import PipelineFixture

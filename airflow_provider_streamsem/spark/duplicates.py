@@ -16,10 +16,10 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import BinaryType, BooleanType, DataType, DateType, DecimalType, IntegralType, StringType
 
+from airflow_provider_streamsem.connectors.columns.identifiers import quoted
 from airflow_provider_streamsem.deduplication.batch import DedupBatch
 from airflow_provider_streamsem.deduplication.ids import ID_BYTES, halves
 from airflow_provider_streamsem.errors import DataError
-from airflow_provider_streamsem.identifiers import quoted
 
 _KEY_TYPES = (StringType, IntegralType, DecimalType, DateType, BooleanType, BinaryType)
 _ID, _ROW = "__streamsem_id", "__streamsem_id_row"

@@ -1,5 +1,5 @@
 """
-Opens a pipeline with its log: checks that the log belongs to the pipeline, that the store is safe and that the immutable fields are unchanged. Writes the
+Binds a pipeline to its log: checks that the log belongs to the pipeline, that the store is safe and that the immutable fields are unchanged. Writes the
 ownership markers of the datasets of a log that has a version. Those of a new log are written before version 0 is planned.
 
 Until Plan(0) exists, the immutable fields of the log are not fixed, so a user may still correct a path or topic. The create of Plan(0) fixes the immutable
@@ -27,7 +27,7 @@ from airflow_provider_streamsem.stores.contract import open_store
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OpenPipeline:
+class BoundPipeline:
     """
     A pipeline that was checked against its log.
 
@@ -42,7 +42,7 @@ class OpenPipeline:
     spec: str
 
 
-def open_pipeline(pipeline: Pipeline, log: CommitLog) -> OpenPipeline:
+def bind(pipeline: Pipeline, log: CommitLog) -> BoundPipeline:
     """
     Open the pipeline's log, or create it if it does not exist.
 
@@ -60,10 +60,10 @@ def open_pipeline(pipeline: Pipeline, log: CommitLog) -> OpenPipeline:
         head = _at_start(head, record, initial_offsets(pipeline, log, record, store=True))
         if pipeline.spec_sha256 != record.spec:
             log.put_spec(pipeline.spec_bytes())
-        return OpenPipeline(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
+        return BoundPipeline(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
     check_and_store_spec(pipeline, log, head.binding_spec, version=max(head.closed, 0))
     claim_datasets(pipeline, log, record, new=head.outcome is None)
-    return OpenPipeline(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
+    return BoundPipeline(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
 
 
 def find_record(pipeline: Pipeline, log: CommitLog) -> PipelineRecord | None:

@@ -22,7 +22,7 @@ from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.errors import DataError, StageError
 from airflow_provider_streamsem.protocol.codec import sha256
 from airflow_provider_streamsem.protocol.entries import Json
-from airflow_provider_streamsem.state import LOCATION, OperatorState, operator_state, with_operator_state
+from airflow_provider_streamsem.state.settings import LOCATION, OperatorState, operator_state, with_operator_state
 from airflow_provider_streamsem.stores.concurrency import in_threads
 from airflow_provider_streamsem.stores.contract import ObjectStat, Store, split_url
 from airflow_provider_streamsem.stores.dataset import open_dataset
