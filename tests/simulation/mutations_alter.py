@@ -16,7 +16,7 @@ from tests.simulation.mutations import Mutation
 
 
 def run_compares_its_spec_only_when_it_starts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(run.Run, "_check_immutable_config", lambda self, position: None)
+    patch.setattr(run.Run, "check_immutable_config", lambda self, position: None)
 
 
 def alter_skips_the_records_of_the_open_batch(patch: pytest.MonkeyPatch) -> None:

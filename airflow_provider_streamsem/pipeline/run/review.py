@@ -53,56 +53,48 @@ class Held:
     counts: Mapping[str, int]
 
 
-class _HeldRun(Run):
-    """A reprocessing run that stages an attempt and does not commit it."""
+def _stage_held(run: Run, replaced: int, plan_next: Planning) -> tuple[Plan, StagedManifest]:
+    """
+    Leave the version open. First close a batch that another run left open, and publish what is pending, as every run does. If the version is held already,
+    return its attempt.
+    """
+    position: Position = run.opened.log.locate(run.run_key, run.opened.head)
+    while not isinstance(position, RunComplete):
+        run.check_immutable_config(position)
+        if isinstance(position, OpenVersion):
+            plan = position.head.plan
+            reprocess = plan.work if isinstance(plan.work, Reprocess) else None
+            if reprocess is not None and reprocess.held and reprocess.replaces == replaced:
+                return plan, _staged_attempt_of(run, position.head)
+            if reprocess is not None and not reprocess.held:
+                raise InvalidError(
+                    "a reprocessing run is open, and closing it would make its rows visible without a review; nothing was staged",
+                    version=plan.version,
+                ).advising(
+                    f"run the pipeline to complete it, or `streamsem abort PIPELINE.toml {plan.version} --reason TEXT`; then stage again."
+                )
+            position = run.close_version(position.head)
+        elif isinstance(position, PendingPublish):
+            head = publish(run.opened, position.head, position.outcome, is_own=False)
+            position = run.opened.log.locate(run.run_key, head)
+        else:
+            run.opened.pipeline.load_transform()
+            step = run.plan(position, plan_next)
+            assert not isinstance(step, (Corrections, NoneType))  # a reprocessing run always plans
+            position = step
+    raise InvalidError("another process has closed the held version in the meantime; nothing is staged")
 
-    def stage(self, replaced: int, plan_next: Planning) -> tuple[Plan, StagedManifest]:
-        """
-        Leave the version open. First close a batch that another run left open, and publish what is pending, as every run does. If the version is held already,
-        return its attempt.
-        """
-        position: Position = self.opened.log.locate(self.run_key, self.opened.head)
-        while not isinstance(position, RunComplete):
-            self._check_immutable_config(position)
-            if isinstance(position, OpenVersion):
-                plan = position.head.plan
-                reprocess = plan.work if isinstance(plan.work, Reprocess) else None
-                if reprocess is not None and reprocess.held and reprocess.replaces == replaced:
-                    return plan, self._staged_attempt(position.head)
-                if reprocess is not None and not reprocess.held:
-                    raise InvalidError(
-                        "a reprocessing run is open, and closing it would make its rows visible without a review; nothing was staged",
-                        version=plan.version,
-                    ).advising(
-                        f"run the pipeline to complete it, or `streamsem abort PIPELINE.toml {plan.version} --reason TEXT`; then stage again."
-                    )
-                position = self.close_version(position.head)
-            elif isinstance(position, PendingPublish):
-                head = publish(self.opened, position.head, position.outcome, is_own=False)
-                position = self.opened.log.locate(self.run_key, head)
-            else:
-                self.opened.pipeline.load_transform()
-                step = self._plan(position, plan_next)
-                assert not isinstance(step, (Corrections, NoneType))  # a reprocessing run always plans
-                position = step
-        raise InvalidError("another process has closed the held version in the meantime; nothing is staged")
 
-    def _staged_attempt(self, head: OpenHead) -> StagedManifest:
-        staged = None if head.is_new else self._adopt(head)
-        if staged is None:
-            return self._stage(head)
-        how_to_stage_again = (
-            f"to stage it again, run `streamsem abort PIPELINE.toml {staged.version} --reason TEXT` first."
-        )
-        if staged.spec != self.opened.spec:
-            summary = (
-                "the version is held already, with an attempt that was staged with another spec; nothing was staged"
-            )
-            raise InvalidError(summary, version=staged.version).advising(how_to_stage_again)
-        logger.warning(
-            "version %d is held already, so this call staged nothing; %s", staged.version, how_to_stage_again
-        )
-        return staged
+def _staged_attempt_of(run: Run, head: OpenHead) -> StagedManifest:
+    staged = None if head.is_new else run.adopt(head)
+    if staged is None:
+        return run.stage(head)
+    how_to_stage_again = f"to stage it again, run `streamsem abort PIPELINE.toml {staged.version} --reason TEXT` first."
+    if staged.spec != run.opened.spec:
+        summary = "the version is held already, with an attempt that was staged with another spec; nothing was staged"
+        raise InvalidError(summary, version=staged.version).advising(how_to_stage_again)
+    logger.warning("version %d is held already, so this call staged nothing; %s", staged.version, how_to_stage_again)
+    return staged
 
 
 @with_log_location
@@ -133,11 +125,10 @@ def stage_reprocessing(
     current = current_commit(opened, opened.head, version)
     # Each request has its own key, so that a version that was aborted is never taken for the one that is committed later.
     run_key = f"reprocess:{version}:{current}:held:{opened.log.clock.new_id()}"
-    run = _HeldRun(opened, run_key, engine, announces=False, reprocesses=version)
+    run = Run(opened, run_key, engine, announces=False, reprocesses=version)
     try:
-        plan, manifest = run.stage(
-            current, partial(plan_reprocess, opened, version, run_key, current_lookups, held=True)
-        )
+        planning = partial(plan_reprocess, opened, version, run_key, current_lookups, held=True)
+        plan, manifest = _stage_held(run, current, planning)
     except Exception:
         # Otherwise the version would block every run, with nothing to review.
         abort_reprocessing(opened, run_key, "the held version cannot be staged")

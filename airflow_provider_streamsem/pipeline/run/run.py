@@ -193,17 +193,17 @@ class Run:
         position: Position = self.opened.log.locate(self.run_key, self.opened.head)
         resumed = isinstance(position, RunComplete)
         while not isinstance(position, RunComplete):
-            self._check_immutable_config(position)
+            self.check_immutable_config(position)
             if isinstance(position, Ready):
                 self.opened.pipeline.load_transform()  # fail on an import error before anything is written
-                step = self._plan(position, plan_next)
+                step = self.plan(position, plan_next)
                 if step is None:
                     return empty_result(self.opened, position.head, self.run_key, announces=self.announces), False
                 if isinstance(step, Corrections):
                     position = self._correct(step, position.head)
                     continue
                 position = step
-                self._check_immutable_config(position)
+                self.check_immutable_config(position)
             if isinstance(position, OpenVersion):
                 position = self.close_version(position.head)
             elif isinstance(position, PendingPublish):
@@ -214,8 +214,8 @@ class Run:
         self._check_request(position.plan)
         return run_result(self.opened, position, self.run_key, resumed=resumed, announces=self.announces), resumed
 
-    def _check_immutable_config(self, position: Position) -> None:
-        """Another process may have altered the fields since this run was opened (W35). Any process may close an open alter."""
+    def check_immutable_config(self, position: Position) -> None:
+        """Refuse other immutable fields: another process may have altered them since the pipeline was bound (W35). Any process may close an open alter."""
         head = position.head
         is_altering = isinstance(head, OpenHead) and isinstance(head.plan.work, Alter)
         stored = None if is_altering or isinstance(position, PendingPublish) else head.binding_spec
@@ -243,8 +243,8 @@ class Run:
         """Recover and plan until the run is complete. Return ``None`` if a version must be closed, published or reprocessed."""
         position: Position = self.opened.log.locate(self.run_key, self.opened.head)
         while isinstance(position, Ready):
-            self._check_immutable_config(position)
-            step = self._plan(position, plan_next)
+            self.check_immutable_config(position)
+            step = self.plan(position, plan_next)
             if step is None:
                 return empty_result(self.opened, position.head, self.run_key)
             if isinstance(step, Corrections):
@@ -256,8 +256,10 @@ class Run:
             return None
         return run_result(self.opened, position, self.run_key, resumed=True)
 
-    def _plan(self, ready: Ready, plan_next: Planning) -> Position | Corrections | None:
-        """Return :class:`Corrections` if versions must be reprocessed first; ``None`` if there is nothing to plan."""
+    def plan(self, ready: Ready, plan_next: Planning) -> Position | Corrections | None:
+        """
+        Plan the next version, and return the new position; :class:`Corrections` if versions must be reprocessed first; ``None`` if there is nothing to plan.
+        """
         with telemetry.phase("plan", version=ready.head.closed + 1):
             plan = plan_next(ready)
             if plan is None or isinstance(plan, Corrections):
@@ -328,9 +330,9 @@ class Run:
 
     def _adopt_or_stage(self, head: OpenHead, plan: Plan) -> Outcome | ClosedHead:
         """Return the closed head if another process has closed the version in the meantime."""
-        staged = None if head.is_new else self._adopt(head)
+        staged = None if head.is_new else self.adopt(head)
         try:
-            staged = staged or self._stage(head)
+            staged = staged or self.stage(head)
         except UnavailableError:
             raise
         except Exception as error:
@@ -341,7 +343,7 @@ class Run:
                 return current_head
             reason = self._reason_to_abort(head, plan, error)
             # Another attempt may have staged the records before they changed.
-            staged = None if reason is None and not isinstance(error, SourceChangedError) else self._adopt(head)
+            staged = None if reason is None and not isinstance(error, SourceChangedError) else self.adopt(head)
             if staged is None and reason is not None:
                 return self._abort_outcome(head, plan, reason)
             if staged is None:
@@ -372,8 +374,11 @@ class Run:
         logger.warning("version %d is closed as an abort: %s", plan.version, reason)
         return abort_outcome(self.opened.log, head, reason=reason, initial_state=self.opened.record.initial_state)
 
-    def _adopt(self, head: OpenHead) -> StagedManifest | None:
-        """An attempt is complete if it has staged all sinks of this pipeline, and every file has the recorded size and checksum (W17)."""
+    def adopt(self, head: OpenHead) -> StagedManifest | None:
+        """
+        Return a complete attempt of the version; ``None`` if there is none. An attempt is complete if it has staged all sinks of this pipeline, and every file
+        has the recorded size and checksum (W17).
+        """
         for manifest in self.opened.log.find_staged(head):
             if self._is_complete(manifest):
                 logger.info("version %d: adopting the staged attempt %s", manifest.version, manifest.attempt_id)
@@ -389,7 +394,8 @@ class Run:
             and state_files.is_complete(self.opened.log.store, manifest.state)
         )
 
-    def _stage(self, head: OpenHead) -> StagedManifest:
+    def stage(self, head: OpenHead) -> StagedManifest:
+        """Stage a new attempt. The manifest is stored last, so an attempt that has one is complete (W18)."""
         attempt_id = self.opened.log.clock.new_id()
         logger.info("version %d: staging", head.plan.version)
         with telemetry.phase("stage", version=head.plan.version, attempt_id=attempt_id):
