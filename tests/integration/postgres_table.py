@@ -13,12 +13,12 @@ import psycopg
 import pytest
 
 from airflow_provider_streamsem import JdbcSource
-from airflow_provider_streamsem.testing.conformance import SystemFixture
+from airflow_provider_streamsem.testing.conformance import SourceSystem
 from tests.integration.parts.postgres import Postgres
 
 
 @dataclass
-class Table(SystemFixture):
+class Table(SourceSystem):
     """A Postgres table. The connection ``db`` is that of the user ``reader``, who may only select from it."""
 
     column = "v"

@@ -12,13 +12,13 @@ import pytest
 
 from airflow_provider_streamsem import JdbcTable
 from airflow_provider_streamsem.errors import InvalidError, SourceChangedError
-from airflow_provider_streamsem.testing.conformance import LookupContract, LookupFixture
+from airflow_provider_streamsem.testing.conformance import LookupContract, LookupSystem
 from tests.integration.parts.postgres import Postgres
 
 pytestmark = pytest.mark.integration
 
 
-class Dimension(LookupFixture):
+class Dimension(LookupSystem):
     """A Postgres table. The connection ``db`` is that of the user ``reader``, who may only select from it."""
 
     secrets = ("hunter2",)

@@ -41,7 +41,7 @@ from airflow_provider_streamsem.protocol.offsets import advance, ends
 from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.stores.memory import MemoryStore
 from airflow_provider_streamsem.testing.clock import ManualClock
-from airflow_provider_streamsem.testing.conformance import SourceContract, SystemFixture
+from airflow_provider_streamsem.testing.conformance import SourceContract, SourceSystem
 from tests.integration.parts.mariadb import MariaDB
 from tests.integration.parts.postgres import PROGRAMS, Postgres
 from tests.integration.parts.server import home_for_others, running
@@ -616,7 +616,7 @@ def test_value_that_spark_cannot_hold_fails_the_run_by_column(table: Table, tmp_
 
 
 @dataclass
-class MySqlTable(SystemFixture):
+class MySqlTable(SourceSystem):
     """A MariaDB table with times in the past, as the connection ``db``."""
 
     column = "v"

@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_streamsem import Json, KafkaSource
-from airflow_provider_streamsem.testing.conformance import SourceContract, SystemFixture
+from airflow_provider_streamsem.testing.conformance import SourceContract, SourceSystem
 from tests.integration.parts.kafka import Broker
 from tests.integration.topics import Topics
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("spark")]
 
 
-class Topic(SystemFixture):
+class Topic(SourceSystem):
     """A topic with one partition. Retention deletes its first record."""
 
     def __init__(self, topics: Topics) -> None:

@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_streamsem import Json, KinesisSource
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.testing.clock import ManualClock
-from airflow_provider_streamsem.testing.conformance import SourceContract, SystemFixture
+from airflow_provider_streamsem.testing.conformance import SourceContract, SourceSystem
 from tests.integration.parts.kinesis import Kinesalite
 
 pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("spark")]
@@ -19,7 +19,7 @@ pytestmark = [pytest.mark.integration, pytest.mark.usefixtures("spark")]
 _NAMES = itertools.count()
 
 
-class Stream(SystemFixture):
+class Stream(SourceSystem):
     """
     A stream with two shards. Each call of ``add`` adds to the other shard.
 

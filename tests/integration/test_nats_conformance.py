@@ -9,14 +9,14 @@ from itertools import count
 import pytest
 
 from airflow_provider_streamsem import Json, NatsSource
-from airflow_provider_streamsem.testing.conformance import SourceContract, SystemFixture
+from airflow_provider_streamsem.testing.conformance import SourceContract, SourceSystem
 from tests.integration.parts.nats import NatsServer
 
 pytestmark = pytest.mark.integration
 _NAMES = count()
 
 
-class Stream(SystemFixture):
+class Stream(SourceSystem):
     """A stream with one subject. Its first message is purged on request."""
 
     def __init__(self, nats: NatsServer) -> None:

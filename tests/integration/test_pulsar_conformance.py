@@ -9,14 +9,14 @@ from itertools import count
 import pytest
 
 from airflow_provider_streamsem import Json, PulsarSource
-from airflow_provider_streamsem.testing.conformance import SourceContract, SystemFixture
+from airflow_provider_streamsem.testing.conformance import SourceContract, SourceSystem
 from tests.integration.parts.pulsar import PulsarServer
 
 pytestmark = pytest.mark.integration
 _NAMES = count()
 
 
-class Topic(SystemFixture):
+class Topic(SourceSystem):
     """A topic with one partition. Each call of :meth:`add` fills one ledger. The first ledger is deleted on request."""
 
     def __init__(self, server: PulsarServer) -> None:

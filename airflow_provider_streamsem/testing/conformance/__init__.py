@@ -10,7 +10,7 @@ Conformance suites for stores, sources, sinks and lookup tables. To test a store
         @pytest.fixture
         def fresh(self): return lambda: MyStore(...)   # empty, a new one at each call
 
-To test a source, write a class with the members of :class:`SourceSystem`, which adds records to the external system:
+To test a source, extend :class:`SourceSystem`, which adds records to the external system:
 
 .. code-block:: python
 
@@ -18,7 +18,7 @@ To test a source, write a class with the members of :class:`SourceSystem`, which
         @pytest.fixture
         def system(self): return MySystem()       # empty, a new one for each test
 
-To test a lookup table, write a class with the members of :class:`LookupSystem`, and subclass :class:`LookupContract` with the fixture ``system``. To test a
+To test a lookup table, extend :class:`LookupSystem`, and subclass :class:`LookupContract` with the fixture ``system``. To test a
 sink outside the log, extend :class:`SinkSystem`, and subclass :class:`TransactionalSinkContract` or :class:`SinkContract` with the fixture ``fresh``.
 """
 
@@ -30,7 +30,7 @@ pytest.register_assert_rewrite(
     *(f"{__name__}.{name}" for name in ("stores", "sources", "lookups", "sinks"))
 )  # before the imports below
 
-from airflow_provider_streamsem.testing.conformance.lookups import LookupContract, LookupFixture, LookupSystem  # noqa: E402
+from airflow_provider_streamsem.testing.conformance.lookups import LookupContract, LookupSystem  # noqa: E402
 from airflow_provider_streamsem.testing.conformance.sinks import (  # noqa: E402
     Commits,
     SinkContract,
@@ -40,20 +40,17 @@ from airflow_provider_streamsem.testing.conformance.sinks import (  # noqa: E402
 from airflow_provider_streamsem.testing.conformance.sources import (  # noqa: E402
     SourceContract,
     SourceSystem,
-    SystemFixture,
 )
 from airflow_provider_streamsem.testing.conformance.stores import StoreContract  # noqa: E402
 
 __all__ = [
     "Commits",
     "LookupContract",
-    "LookupFixture",
     "LookupSystem",
     "SinkContract",
     "SinkSystem",
     "SourceContract",
     "SourceSystem",
     "StoreContract",
-    "SystemFixture",
     "TransactionalSinkContract",
 ]

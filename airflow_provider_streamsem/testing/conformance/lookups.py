@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
-from typing import TYPE_CHECKING, ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 import pytest
 
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class LookupSystem(Protocol):
+class LookupSystem(ABC):
     """
     A table, and a lookup that reads it.
 
@@ -38,25 +39,17 @@ class LookupSystem(Protocol):
     """
 
     lookup: Lookup
-    column: str
-    secrets: Sequence[str]
-    rows: str
+    column: str = "id"
+    secrets: Sequence[str] = ()
+    rows: str = "pinned"
 
+    @abstractmethod
     def add(self, ids: Iterable[int]) -> None:
         """Add one row for each id. Another call adds to further items, such as another file."""
-        ...
 
+    @abstractmethod
     def damage(self) -> None:
         """Change or delete the rows of the first call of :meth:`add`, so that a pin of them cannot be read any more."""
-        ...
-
-
-class LookupFixture:
-    """Defaults of :class:`LookupSystem`."""
-
-    column = "id"
-    secrets: Sequence[str] = ()
-    rows = "pinned"
 
 
 class LookupContract:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import pytest
 
@@ -34,7 +35,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class SourceSystem(Protocol):
+class SourceSystem(ABC):
     """
     An external system without records, and a source that reads it from its beginning.
 
@@ -45,40 +46,24 @@ class SourceSystem(Protocol):
     """
 
     source: Source
-    column: str
-    secrets: Sequence[str]
-    clock: Clock
+    column: str = "id"
+    secrets: Sequence[str] = ()
+    clock: Clock = SYSTEM_CLOCK
 
+    @abstractmethod
     def add(self, ids: Iterable[int]) -> None:
         """
         Add one record for each id. Another call adds to further items of the source, such as another file.
 
         :param ids: consecutive integers. The first call begins with 0, and each later call continues
         """
-        ...
 
     def expire(self) -> list[int]:
-        """Delete the oldest records, as retention does. Return their ids; an empty list if the system keeps all records."""
-        ...
-
-    def change(self) -> bool:
-        """Change the oldest records, for example overwrite their file. Return whether the system permits this."""
-        ...
-
-
-class SystemFixture:
-    """Defaults of :class:`SourceSystem`."""
-
-    column = "id"
-    secrets: Sequence[str] = ()
-    clock: Clock = SYSTEM_CLOCK
-
-    def expire(self) -> list[int]:
-        """Delete nothing."""
+        """Delete the oldest records, as retention does. Return their ids; an empty list (default) if the system keeps all records."""
         return []
 
     def change(self) -> bool:
-        """Change nothing."""
+        """Change the oldest records, for example overwrite their file. Return whether the system permits this; default: no."""
         return False
 
 

@@ -15,14 +15,14 @@ from deltalake import write_deltalake
 from airflow_provider_streamsem import DeltaTable
 from airflow_provider_streamsem.connectors import lookup as lookups
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, SourceChangedError
-from airflow_provider_streamsem.testing.conformance import LookupContract, LookupFixture
+from airflow_provider_streamsem.testing.conformance import LookupContract, LookupSystem
 from tests.connectors.delta.tables import VECTOR_NAME, append, create_table, with_deletion_vector
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class Dimension(LookupFixture):
+class Dimension(LookupSystem):
     """A Delta table. Each call of ``add`` commits one version with one file."""
 
     def __init__(self, path: Path) -> None:

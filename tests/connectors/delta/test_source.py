@@ -34,7 +34,7 @@ from airflow_provider_streamsem.errors import (
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.stores.memory import MemoryStore
-from airflow_provider_streamsem.testing.conformance import SourceContract, SystemFixture
+from airflow_provider_streamsem.testing.conformance import SourceContract, SourceSystem
 from tests.connectors.delta.tables import added, append, commit, create_table, definition, field, with_deletion_vector
 from tests.connectors.table_files.progress import Progress
 
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class Table(SystemFixture):
+class Table(SourceSystem):
     """A Delta table. Each call of ``add`` commits one version with one file."""
 
     def __init__(self, path: Path) -> None:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_streamsem import FilesSource
-from airflow_provider_streamsem.testing.conformance import SourceContract, SystemFixture
+from airflow_provider_streamsem.testing.conformance import SourceContract, SourceSystem
 
 
-class Directory(SystemFixture):
+class Directory(SourceSystem):
     """A directory of JSON files. Each call of ``add`` writes one file."""
 
     def __init__(self, path: Path) -> None:

@@ -9,10 +9,10 @@ import pytest
 
 from airflow_provider_streamsem import FilesSink, FilesTable
 from airflow_provider_streamsem.errors import InvalidError
-from airflow_provider_streamsem.testing.conformance import LookupContract, LookupFixture
+from airflow_provider_streamsem.testing.conformance import LookupContract, LookupSystem
 
 
-class Directory(LookupFixture):
+class Directory(LookupSystem):
     """A directory of JSON files. Each call of ``add`` writes one file."""
 
     def __init__(self, path: Path) -> None:

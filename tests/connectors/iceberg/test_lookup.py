@@ -12,7 +12,7 @@ import pytest
 from airflow_provider_streamsem import IcebergTable
 from airflow_provider_streamsem.connectors import lookup as lookups
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, SourceChangedError
-from airflow_provider_streamsem.testing.conformance import LookupContract, LookupFixture
+from airflow_provider_streamsem.testing.conformance import LookupContract, LookupSystem
 from tests.connectors.iceberg.tables import Tables
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def _ids(spark: SparkSession, table: IcebergTable, pin: Any) -> list[int]:
     return sorted(row["id"] for row in table.load(spark, pin).collect())
 
 
-class Dimension(LookupFixture):
+class Dimension(LookupSystem):
     """An Iceberg table. Each call of ``add`` commits one snapshot with one file. The connection has a secret."""
 
     secrets = ("hidden",)

@@ -36,7 +36,7 @@ from airflow_provider_streamsem.errors import (
     SourceChangedError,
 )
 from airflow_provider_streamsem.protocol.codec import plain
-from airflow_provider_streamsem.testing.conformance import SourceContract, SystemFixture
+from airflow_provider_streamsem.testing.conformance import SourceContract, SourceSystem
 from tests.connectors.iceberg.tables import ID, Tables
 from tests.connectors.table_files.progress import Progress
 
@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class Appended(SystemFixture):
+class Appended(SourceSystem):
     """An Iceberg table. Each call of ``add`` commits one snapshot with one file. The connection has a secret."""
 
     secrets = ("hidden",)

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from airflow_provider_streamsem import PipelineSource
-from airflow_provider_streamsem.testing.conformance import SourceContract, SystemFixture
+from airflow_provider_streamsem.testing.conformance import SourceContract, SourceSystem
 from tests.connectors.pipeline.bronze import Bronze, TypedEngine
 
 
-class UpstreamPipeline(SystemFixture):
+class UpstreamPipeline(SourceSystem):
     """Each call of ``add`` commits one version. ``expire`` deletes the file of the oldest version, as a lifecycle rule of a bucket may do."""
 
     def __init__(self, root: Path) -> None:

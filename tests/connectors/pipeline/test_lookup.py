@@ -10,14 +10,14 @@ import pytest
 
 from airflow_provider_streamsem import PipelineTable
 from airflow_provider_streamsem.errors import LogDamagedError, SourceChangedError, UnavailableError
-from airflow_provider_streamsem.testing.conformance import LookupContract, LookupFixture
+from airflow_provider_streamsem.testing.conformance import LookupContract, LookupSystem
 from tests.connectors.pipeline.bronze import Bronze, TypedEngine
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 
-class Upstream(LookupFixture):
+class Upstream(LookupSystem):
     """A pipeline. Each call of ``add`` commits one version."""
 
     def __init__(self, root: Path) -> None:

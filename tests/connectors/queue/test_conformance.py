@@ -12,11 +12,11 @@ from airflow_provider_streamsem import QueueSource
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.landing.messages import Message
 from airflow_provider_streamsem.stores.memory import MemoryStore
-from airflow_provider_streamsem.testing.conformance import SourceContract, SystemFixture
+from airflow_provider_streamsem.testing.conformance import SourceContract, SourceSystem
 from tests.connectors.queue.memory_broker import Broker, memory_queue
 
 
-class Queue(SystemFixture):
+class Queue(SourceSystem):
     """A queue. Before more messages are sent, the waiting ones are landed, so that each call of ``add`` adds to another landing."""
 
     def __init__(self, landing: Path) -> None:

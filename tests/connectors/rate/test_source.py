@@ -13,12 +13,12 @@ from airflow_provider_streamsem import RateSource
 from airflow_provider_streamsem.connectors.rate.source import RatePin
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
 from airflow_provider_streamsem.testing.clock import ManualClock
-from airflow_provider_streamsem.testing.conformance import SourceContract, SystemFixture
+from airflow_provider_streamsem.testing.conformance import SourceContract, SourceSystem
 
 START_MS = 1_767_225_600_000  # 2026-01-01T00:00:00Z
 
 
-class Rate(SystemFixture):
+class Rate(SourceSystem):
     """Three records arrive per second, so the clock determines the number of records."""
 
     column = "value"

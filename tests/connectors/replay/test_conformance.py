@@ -10,12 +10,12 @@ import pytest
 
 from airflow_provider_streamsem import ReplaySource
 from airflow_provider_streamsem.testing.clock import ManualClock
-from airflow_provider_streamsem.testing.conformance import SourceContract, SystemFixture
+from airflow_provider_streamsem.testing.conformance import SourceContract, SourceSystem
 
 START_MS = 1_767_225_600_000  # 2026-01-01T00:00:00Z
 
 
-class Directory(SystemFixture):
+class Directory(SourceSystem):
     """A directory of eight files with one record each. The clock determines how many of them have arrived."""
 
     def __init__(self, path: Path) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from airflow_provider_streamsem import JdbcSource
-from airflow_provider_streamsem.testing.conformance import SystemFixture
+from airflow_provider_streamsem.testing.conformance import SourceSystem
 
 
 def execute(path: Path, statement: str, *values: Any) -> list[tuple[Any, ...]]:
@@ -45,7 +45,7 @@ def database_at(path: Path, monkeypatch: pytest.MonkeyPatch) -> Database:
     return Database(path)
 
 
-class Table(SystemFixture):
+class Table(SourceSystem):
     """A table in a SQLite file. Every second id is missing, as after a rollback."""
 
     secrets = ("hunter2",)

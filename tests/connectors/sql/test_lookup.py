@@ -14,10 +14,10 @@ import pytest
 
 from airflow_provider_streamsem import JdbcTable
 from airflow_provider_streamsem.errors import DataError, InvalidError, LogDamagedError, SourceChangedError
-from airflow_provider_streamsem.testing.conformance import LookupContract, LookupFixture
+from airflow_provider_streamsem.testing.conformance import LookupContract, LookupSystem
 
 
-class Dimension(LookupFixture):
+class Dimension(LookupSystem):
     """A table in a SQLite file."""
 
     secrets = ("hunter2",)
