@@ -61,7 +61,7 @@ class Dedup:
         return f"dedup {self.rows} rows" if self.rows is not None else "dedup in each batch"
 
     def cutoff_ms(self, now_ms: int) -> int:
-        """Return the time before which ids are expired; 0 if ids do not expire by age. ``now_ms`` is ``planned_at_ms`` of the plan (I13)."""
+        """Return the time in milliseconds UTC before which ids are expired; 0 if ids do not expire by age. ``now_ms``: ``planned_at_ms`` of the plan (I13)."""
         return 0 if self.ttl_s is None else now_ms - self.ttl_s * 1000
 
 

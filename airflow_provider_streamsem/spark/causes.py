@@ -14,7 +14,11 @@ class SparkError(Exception):
 
 
 def short(error: Exception) -> SparkError:
-    """Return a copy of a Spark exception without the query plan in its message. Callers chain the copy. The message contains no values of records."""
+    """
+    Return a copy of an analysis error without the query plan in its message. Callers chain the copy instead of the original.
+
+    The message of an analysis error names columns and functions, but contains no values of records. Other Spark exceptions may contain values.
+    """
     message = str(error).strip().split("\n")[0]
     return SparkError(f"{type(error).__name__}: {message}").with_traceback(error.__traceback__)
 

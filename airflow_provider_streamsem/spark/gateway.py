@@ -124,7 +124,9 @@ def tagged(session: SparkSession, tag: str) -> Iterator[None]:
 
 def interrupt(session: SparkSession, tag: str) -> None:
     """
-    Cancel the Spark jobs with a tag, from any thread. Tags of a ``SparkSession``, unlike those of a ``SparkContext``, are visible only to the setting thread.
+    Cancel the Spark jobs with a tag. Any thread may call this function.
+
+    It uses the ``SparkContext``, because tags of a ``SparkSession`` are visible only to the thread that set them.
     """
     session.sparkContext.cancelJobsWithTag(tag)
 

@@ -146,7 +146,9 @@ def observed(observation: Observation, session: SparkSession, names: Sequence[st
 
 def keeps_order(frame: DataFrame, records: DataFrame) -> bool:
     """
-    Return whether the rows of a frame are in the order of the records from which it was made, by the server's ``EXPLAIN``. ``mapInPandas`` counts as such.
+    Return whether the rows of a frame are in the order of the records from which it was made, according to the ``EXPLAIN`` output of the server.
+
+    Functions of ``mapInPandas`` and ``mapInArrow`` are assumed to keep the order.
     """
     inner: Any = frame
     source: Any = records

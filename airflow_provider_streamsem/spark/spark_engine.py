@@ -216,7 +216,10 @@ class SparkEngine:
             raise connect_failures.not_opened(error, server) from None
 
     def stage(self, job: Job, log: CommitLog) -> Produced:
-        """Stage in a clone of the session."""
+        """
+        Stage in a clone of the session. Raises ``InvalidError`` if Spark lacks packages or no session can be started, and ``StoreRefusedError`` if a store
+        refuses a request of Spark.
+        """
         if job.state_settings is not None:
             versions.check_state(remote=self.is_remote)
         needed = packages.needed((job.source, *job.lookups.values()), job.sinks, job.dedup, log.store.url)

@@ -17,7 +17,7 @@ from airflow_provider_streamsem.state.settings import OperatorState, with_schema
 
 
 class StateMetadata:
-    """The metadata of the operators below one root directory of the state, whose path is one for Spark. ``batch`` is Spark's id of the batch."""
+    """The metadata of the operators below ``root``, the path for Spark of the root directory of the state. ``batch`` is Spark's id of the batch."""
 
     def __init__(self, session: Any, root: str, batch: int) -> None:
         self._session, self._batch = session, batch

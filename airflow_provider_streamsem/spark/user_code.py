@@ -69,7 +69,11 @@ def in_driver(error: BaseException) -> Raised | None:
 
 
 def in_worker(messages: Iterable[str]) -> Raised | None:
-    """Return the first exception of a chain that a Python function of the user raised in a worker; ``None`` if no message, also of a cause, contains one."""
+    """
+    Return the exception that a Python function of the user raised in a worker; ``None`` if no message contains one. Of a chain, return the first exception.
+
+    ``messages``: those of the exception and of its causes in the JVM.
+    """
     for message in messages:
         _, found, text = message.partition("Traceback (most recent call last):\n")
         if not found:

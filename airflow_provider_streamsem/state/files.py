@@ -127,7 +127,11 @@ def _digest(store: Store, key: str) -> str:
 
 
 def is_loadable(store: Store, state: Json) -> bool:
-    """Return whether the state has its recorded snapshots, and the SST files that they name. Vacuum deletes SST files first. Reads each snapshot."""
+    """
+    Return whether the snapshots of a state exist and have the recorded content, and the SST files that they name exist. Reads each snapshot.
+
+    Vacuum deletes SST files before snapshots, so :func:`is_complete` is not sufficient.
+    """
     return not unloadable(store, [state])
 
 

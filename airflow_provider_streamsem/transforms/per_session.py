@@ -36,7 +36,9 @@ class PerSession(PerKey):
 
     def handleExpiredTimer(self, key: Any, timerValues: Any, expiredTimerInfo: Any) -> Iterator[Row]:
         """
-        Yield the rows of all sessions that the watermark has passed, and delete their state. Nothing is left to do for their other timers, which expire, too.
+        Yield the rows of all sessions that the watermark has passed, and delete their state.
+
+        The timers of these sessions expire in the same batch. The calls for the later timers find no such session.
         """
         passed_ms = max(expiredTimerInfo.getExpiryTimeInMs(), timerValues.getCurrentWatermarkInMs())
         sessions = self._open_sessions()

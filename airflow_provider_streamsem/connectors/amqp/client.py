@@ -208,7 +208,7 @@ def _host_and_port(text: str) -> tuple[str, int]:
 
 @cache
 def _keep_numbers_of_headers() -> None:
-    """Patch pika in this process: it truncates floats in headers to integers, and fails for timestamps after the year 9999 at each delivery."""
+    """Patch pika in the whole process. Unpatched, it truncates floats in headers to integers, and fails at each delivery of a timestamp after the year 9999."""
     from pika import data
 
     original = data.decode_value

@@ -25,7 +25,11 @@ def _inner(kind: DataType) -> list[DataType]:
 
 
 def anywhere(value: Column, kind: DataType, sought: type[DataType], is_bad: Callable[[Column], Column]) -> Column:
-    """Return a condition that is true if a value, or a value inside it, has the sought type, for which :func:`holds` must be true, and is bad."""
+    """
+    Return a condition that is true if a value, or a value inside it, has the sought type and is bad.
+
+    :func:`holds` must be true for ``kind``, the type of ``value``. Otherwise there is no condition to combine.
+    """
     conditions = [is_bad(value)] if isinstance(kind, sought) else []
 
     def check_each(elements: Column, inner: DataType) -> None:

@@ -9,7 +9,11 @@ from airflow_provider_streamsem.protocol.entries import Json
 
 
 def fields(schema: str) -> list[Json]:
-    """Return the columns of a recorded schema (Spark schema JSON) without metadata. User-defined types are refused: Spark would load a class for them (R6)."""
+    """
+    Return the columns of a recorded schema (Spark schema JSON) without metadata.
+
+    User-defined types are refused, because Spark would load a class or unpickle an object that the schema names (R6).
+    """
     try:
         parsed = json.loads(schema)
         is_valid = isinstance(parsed, dict) and parsed.get("type") == "struct" and is_plain(parsed)

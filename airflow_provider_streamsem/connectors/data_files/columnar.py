@@ -49,7 +49,11 @@ def footers(location: str, format: str, pins: Sequence[FilePin]) -> dict[str, Fo
 def check_columns(
     file_footers: Mapping[str, Footer], expected: Mapping[str, StructType], *, format: str, missing: str
 ) -> None:
-    """Refuse columns (path → footer) whose values the expected types cannot all hold. If no file has a column, ``missing`` decides: ``refuse`` or ``null``."""
+    """
+    Refuse files (path → footer) with a column whose values the expected type (path → columns to read) cannot all hold.
+
+    ``missing``: what to do if no file has a column or nested field: ``"refuse"`` raises ``DataError``; with ``"null"``, Spark reads null.
+    """
     _refuse_mixed_units(file_footers, expected)
     absent: set[str] | None = None
     absent_by_columns: dict[Any, set[str]] = {}
@@ -227,7 +231,12 @@ def _parquet(file: Any) -> tuple[Footer, int]:
 
 
 def _read_first_records(file: Any, metadata: Any) -> None:
-    """If a writer divides a record between two row groups, Spark moves values to other rows without an error. pyarrow raises one."""
+    """
+    Read the first record of each row group, of the columns with lists and maps: one page of each column.
+
+    If a writer divides a record between two row groups, the second one does not begin with repetition level 0. pyarrow then raises an error. Spark moves values
+    to other rows, and leaves out the last ones, without an error.
+    """
     import pyarrow.parquet
 
     columns = [metadata.schema.column(n) for n in range(metadata.num_columns)]

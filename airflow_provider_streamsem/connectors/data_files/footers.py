@@ -97,7 +97,7 @@ def _json_lines(file: BinaryIO, name: str) -> int:
 
 
 def _csv_table(file: BinaryIO, name: str) -> Any:
-    """Every column is read as a string."""
+    """Read a CSV file written with :data:`airflow_provider_streamsem.connectors.data_files.write.TEXT_OPTIONS`, every column as a string."""
     import pyarrow
     from pyarrow import csv
 

@@ -87,7 +87,11 @@ def by_file(frame: DataFrame, files: Sequence[GroupedFile]) -> tuple[DataFrame, 
 def distributed(
     frame: DataFrame, key: Column, groups: Mapping[K, int], layout: Sequence[int], spread: Column
 ) -> DataFrame:
-    """Distribute rows to the partitions (``layout``: their groups) of the groups of their keys, and by ``spread`` over the partitions of a group."""
+    """
+    Distribute rows to the Spark partitions of their groups. ``key`` is the key of a row in ``groups``, and ``layout`` has the group of each partition.
+
+    The rows of a group are distributed over its partitions by ``spread``.
+    """
     first = {group: at for at, group in reversed([*enumerate(layout)])}
     partitions_of = Counter(layout)
     planned = [(item, first[group], partitions_of[group]) for item, group in groups.items()]

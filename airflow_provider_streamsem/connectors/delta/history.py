@@ -81,7 +81,7 @@ class History:
         self._store = open_dataset(location)
 
     def entry(self, version: int) -> Entry | None:
-        """Return ``None`` if the entry does not exist."""
+        """Read one entry; ``None`` if it does not exist."""
         data = self._request(lambda: self._store.read(f"_delta_log/{version:020d}.json"))
         return None if data is None else parse(version, data, self._location)
 

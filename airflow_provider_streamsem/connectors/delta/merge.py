@@ -35,9 +35,12 @@ _READERS = 16
 
 def merge(table: Any, location: str, batch: SinkCommit, keys: Sequence[str], properties: Any) -> bool:
     """
-    Replace rows with the same keys, or insert them, in one entry on top of the version of ``table``. Return whether the entry was committed.
+    Each row replaces the row of the table with the same keys, or is inserted, in one entry on top of the version of ``table``.
 
-    ``properties`` (``deltalake.CommitProperties``) has the marker, and no retries. Files whose rows are not exactly the expected rows fail (``PublishError``).
+    Returns ``True`` if the entry was committed, and raises otherwise.
+
+    ``properties`` (``deltalake.CommitProperties``) has the marker, and no retries. Raises ``PublishError`` if the number of staged rows differs from that at
+    staging, if the merge would change dates or times of the table, or if the rows of the new files differ from those that were to be written.
     """
     from deltalake import Schema
 

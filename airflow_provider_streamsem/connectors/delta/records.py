@@ -49,7 +49,7 @@ class DeltaRecords(rows.TableRecords):
     """
     The rows of the planned files. ``deleted``: file → numbers of its deleted rows, as a numpy array.
 
-    With ``in_order``, rows are distributed by version, and rows with former values precede those with new values.
+    With ``in_order``, rows are distributed by the table's version. Within a version, rows with former values precede rows with new values.
     """
 
     def __init__(

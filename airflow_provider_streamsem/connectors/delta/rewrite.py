@@ -97,7 +97,7 @@ class RewrittenTable:
 
     def written(self, rows: Callable[[], Iterable[Any]], partition: Mapping[str, str | None] | None) -> list[NewFile]:
         """
-        Write rows to new files (none without rows), one for each partition, and read them again to compare all values (``RowsDifferError``).
+        Write rows to new files, one for each partition; no file without rows. Read the files again, and raise ``RowsDifferError`` if a value differs.
 
         :param rows: returns the same pyarrow tables in each call
         :param partition: the partition of all rows; ``None`` if they must be divided

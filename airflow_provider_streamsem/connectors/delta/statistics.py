@@ -22,7 +22,7 @@ _BOUNDED = ("byte", "short", "integer", "long", "string", "date", "timestamp", "
 
 
 def properties(fields: Sequence[Mapping[str, Any]], partition_by: Sequence[str]) -> dict[str, str]:
-    """Return the properties of a new table that select the columns whose bounds are always known. Later columns have none, as old files lack their bounds."""
+    """Return the properties of a new table that select the columns whose bounds are always known. Columns that are added later have no statistics."""
     selected = [
         field["name"]
         for field in fields

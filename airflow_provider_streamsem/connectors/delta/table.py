@@ -88,7 +88,11 @@ class CachedTable:
         return None
 
     def record_commit(self, marks: Mapping[str, int], app: str, entry: int) -> None:
-        """Cache the identifiers that the caller's entry has set (``marks``). Of the others, only those of applications that begin with ``app`` stay cached."""
+        """
+        Cache the transaction identifiers that the caller's entry has set (``marks``: application id → version).
+
+        Identifiers that were cached at the previous version of the table stay valid if their application id starts with ``app``.
+        """
         known = {name: number for name, (at, number) in self._markers.items() if at == entry - 1}
         kept = {name: (entry, number) for name, number in known.items() if name.startswith(app)}
         self._markers |= kept | {name: (entry, number) for name, number in marks.items()}
@@ -105,7 +109,11 @@ class CachedTable:
                 del _cache[path]
 
     def is_current(self, options: Mapping[str, str]) -> bool:
-        """Update the table, and return whether that succeeded: not if the newest entry that the cache knows has changed, as in a recreated table."""
+        """
+        Update the table to its newest version. Return whether that succeeded.
+
+        Return ``False`` if the storage options differ, or if the newest entry that the cache knows has changed in the store, as in a recreated table.
+        """
         if options != self._options or self._newest_known() != self._newest:
             return False
         try:
@@ -179,7 +187,7 @@ def open_newest(path: str, *, refusal: type[StreamsemError] = UnavailableError) 
 
 @contextmanager
 def opened(path: str) -> Iterator[CachedTable]:
-    """Open a table that must exist (``SourceChangedError``), at its newest version. Cache it after the block, unless the block failed."""
+    """Open a table at its newest version. Cache it after the block, unless the block failed. Raises ``SourceChangedError`` if there is no table."""
     cached = open_newest(path, refusal=SourceChangedError)
     if cached is None:
         summary = "there is no Delta table at this location; nothing was written"

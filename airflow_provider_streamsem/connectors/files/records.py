@@ -171,7 +171,7 @@ class FileRecords(Loaded):
                     raise DataError(summary, column=field.name, **self._contradiction())
 
     def check_read(self, read: int) -> None:
-        """The number in the footers of Parquet and ORC files. The error names the first file that differs."""
+        """Compares with the row counts in the footers of Parquet and ORC files. The error names the first file that differs."""
         if self._footers is None or read == sum(footer.rows for footer in self._footers.values()):
             return
         root = plain_root(self._source.path)

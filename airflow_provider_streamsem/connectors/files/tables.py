@@ -45,7 +45,7 @@ def refuse_table(path: str) -> None:
 
 
 def refuse_tables_below(path: str, listed: Iterable[str], read_keys: Sequence[str]) -> None:
-    """Refuse a path below which a key of ``read_keys`` is inside a table or dataset. ``listed`` has all keys below the path (``InvalidError``)."""
+    """Raise ``InvalidError`` if a key of ``read_keys`` below the path is inside a table or dataset. ``listed`` has the keys of all objects below the path."""
     roots = sorted({match["root"] for key in listed if (match := _INSIDE.fullmatch(key)) is not None and match["root"]})
     inside = next(((root, key) for root in roots for key in read_keys if key.startswith(root)), None)
     if inside is not None:

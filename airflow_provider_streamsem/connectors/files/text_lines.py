@@ -24,7 +24,11 @@ _WINDOWS = "".join(bytes([byte]).decode("cp1252", errors="ignore") or chr(byte) 
 
 
 def lines(reader: DataFrameReader, located: list[str], partitions: StructType, *, with_location: bool) -> DataFrame:
-    """Return the column :data:`RAW` and the partition columns, and with ``with_location``, which makes reading slower, :data:`PATH` and :data:`START`."""
+    """
+    Return the column :data:`RAW` and the partition columns.
+
+    ``with_location`` adds :data:`PATH` and :data:`START`, the offset of the split in the file. They make reading slower, also if they are dropped later.
+    """
     schema = StructType([StructField(RAW, StringType()), *partitions.fields])
     frame = reader.schema(schema).text(located)
     return frame.select(RAW, *_location_columns(with_location), *_partition_columns(partitions))

@@ -13,7 +13,13 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Operation:
-    """``why`` is one sentence; ``instead`` is an alternative with a stronger guarantee, ``""`` if the operation is idempotent."""
+    """
+    One operation of an endpoint.
+
+    :param idempotent: whether a repeated call, immediate or late, changes nothing
+    :param why: the reason, as one sentence
+    :param instead: an alternative with a stronger guarantee; ``""`` if the operation is idempotent
+    """
 
     idempotent: bool
     why: str

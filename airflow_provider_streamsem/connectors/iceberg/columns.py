@@ -222,7 +222,7 @@ def recorded_names(table: TableMetadata, schema: str) -> str:
 
 
 def check_staged_types(table: TableMetadata, schema: str) -> None:
-    """Refuse columns of staged files that have not the type of the table, nor a narrower one that Iceberg promotes to it when it is read."""
+    """Refuse columns of staged files that have neither the type of the table nor a narrower type that Iceberg promotes to it. Readers do the promotion."""
     types = {field.name: spark_type(field.field_type) for field in table.schema().fields}
     for field in json.loads(schema)["fields"] if schema else []:
         if field["name"] in types:

@@ -35,7 +35,8 @@ def merge(commit: OneCommit, location: str, batch: SinkCommit, key: str, mark: d
     """
     Stage a snapshot in which each row of the batch replaces the row with the same key, or is inserted.
 
-    Fails unless the rows of the new files are exactly the expected rows, and all dates and times can be kept (``PublishError``).
+    Raises ``PublishError`` if the number of staged rows differs from that at staging, if the merge would change dates or times of the table, or if the rows of
+    the new files differ from those that were to be written.
     """
     rows = last_of_each(location, batch, [key])
     table = commit.loaded

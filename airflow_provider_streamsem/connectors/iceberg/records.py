@@ -61,7 +61,7 @@ class IcebergRecords(rows.TableRecords):
             self.frame, self.groups = rows.in_groups(self.frame, location, files, [file.sequence for file in files])
 
     def check_read(self, read: int) -> None:
-        """The number in the metadata of the table, which the footers confirmed."""
+        """Compares with the number in the metadata of the table, which the footers confirmed."""
         rows.check_read(self._location, self._files, read, snapshots=(self._table.start, self._table.end))
 
     def _read(self, file_columns: Any, files: Sequence[FilePin]) -> DataFrame:

@@ -96,7 +96,7 @@ class RewrittenTable:
                 yield table
 
     def _constants(self, task: FileScanTask, stored: set[int], columns: Sequence[str] | None) -> dict[str, Any]:
-        """Iceberg specification, *Column Projection*."""
+        """Return the columns that a file lacks because they are its partition, with their values (Iceberg specification, *Column Projection*)."""
         schema, spec = self.metadata.schema(), self.metadata.specs()[task.file.spec_id]
         constants = {}
         for at, part in enumerate(spec.fields):

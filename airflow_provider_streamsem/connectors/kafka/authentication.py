@@ -155,7 +155,7 @@ def _msk_token(region: str) -> Callable[[str], tuple[str, float]]:
         ) from error
 
     def token(_: str) -> tuple[str, float]:
-        """Called again by librdkafka before the token expires (seconds since the epoch)."""
+        """Return a token and its expiry, in seconds since the epoch. librdkafka calls the function again before the token expires."""
         signed, expiry_ms = MSKAuthTokenProvider.generate_auth_token(region)
         return signed, expiry_ms / 1000
 

@@ -168,6 +168,7 @@ def call(request: Any, *, missing: str = "", settings: Mapping[str, str] | None 
     Errors contain the name of Kafka's error, never its text, because the text may contain settings.
 
     :param missing: name of the Kafka error for which ``None`` is returned
+    :raises StoreRefusedError: Kafka refused the credentials or the request
     :raises UnavailableError: no broker answered, or the call failed for another reason. Also if the authentication by OAUTHBEARER failed, because the token
         endpoint may be temporarily unavailable
     """

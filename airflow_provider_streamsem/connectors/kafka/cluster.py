@@ -52,7 +52,7 @@ class Partition:
 
 
 def parse_partition(name: str) -> Partition:
-    """Parse :attr:`Partition.name` (``LogDamagedError``)."""
+    """Parse a text of the form of :attr:`Partition.name`. Raises ``LogDamagedError`` if it has another form."""
     location, _, topic_id = name.partition("@")
     topic, _, number = location.rpartition("-")
     if not re.fullmatch(r"[0-9]{1,9}", number):
@@ -69,7 +69,7 @@ class End:
 
 
 def lineage_names(settings: Mapping[str, str], topics: set[str], ranges: Ranges) -> list[tuple[str, str]]:
-    """Return the OpenLineage datasets ``(namespace, name)`` of all these topics. The namespace has the first bootstrap server, as in the lineage of Spark."""
+    """Return OpenLineage datasets ``(namespace, name)`` of ``topics`` and those in ``ranges``. As in Spark, the namespace has the first bootstrap server."""
     server = settings["bootstrap.servers"].split(",")[0].split("://")[-1].strip()
     namespace = f"kafka://{server}" if ":" in server else f"kafka://{server}:9092"
     return [(namespace, topic) for topic in sorted(topics | {parse_partition(name).topic for name in ranges})]
@@ -228,7 +228,11 @@ _FILES_IN_JAVA = {
 
 
 def java_settings(settings: Mapping[str, str]) -> dict[str, str]:
-    """Translate librdkafka's settings to options of Spark's Kafka source. Others are not passed. Refuses files that are not PEM (``InvalidError``)."""
+    """
+    Translate librdkafka's settings to options of Spark's Kafka source: ``kafka.<property of the Java client>`` → value.
+
+    Settings without a translation in this module are not passed. Raises ``InvalidError`` if a file that a setting names cannot be read as PEM.
+    """
     java: dict[str, str] = {}
     for name, value in settings.items():
         if name in _SAME_IN_JAVA:

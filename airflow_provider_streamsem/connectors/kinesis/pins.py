@@ -45,7 +45,7 @@ class Partition:
 
 
 def parse_partition(name: str) -> Partition:
-    """Parse :attr:`Partition.name` (``LogDamagedError``)."""
+    """Parse a text of the form of :attr:`Partition.name`. Raises ``LogDamagedError`` if it has another form."""
     match = _NAME.fullmatch(name)
     if match is None:
         raise LogDamagedError("the log contains an invalid name of a Kinesis shard", invariant="R6", partition=name)

@@ -96,7 +96,7 @@ class KinesisPlanner(Planner):
         return self._requests()
 
     def poll(self, hint: Json) -> KinesisEnd:
-        """For a shard that no longer exists it is the last known end, so that its unread records are not skipped silently."""
+        """For a shard that no longer exists, return the last known end, so that its unread records are not skipped silently."""
         at_ms = self._clock.now_ms()
         listing = self._stream.listing()
         hinted = {name: known_shard.end for name, known_shard in _read_hint(hint).shards.items()}

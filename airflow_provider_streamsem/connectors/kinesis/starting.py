@@ -65,7 +65,11 @@ def ends(stream: KinesisStream, listing: Listing, *, now_ms: int) -> Offsets:
 
 
 def earliest(stream: KinesisStream, listing: Listing, *, now_ms: int) -> Offsets:
-    """Return partition → the oldest record that retention keeps for ten more minutes: a pipeline would lose a part of an older range at once."""
+    """
+    Return partition → the oldest record that retention does not delete in the next ten minutes.
+
+    Retention deletes the oldest record of a busy shard at any moment. A pipeline that began there would lose a part of its first range at once.
+    """
     safe_ms = now_ms - listing.retention_h * 3_600_000 + _EXPIRES_SOON_MS
 
     def offset(shard: Shard) -> int:

@@ -150,7 +150,8 @@ class LandingDirectory:
 
     def land(self, receiver: Receiver, *, most: int, seconds: float) -> int:
         """
-        Receive at most ``most`` messages, write the new ones as one landing, then acknowledge all. Return how many it has (0: no landing).
+        Receive messages until the queue is empty, or up to ``most`` messages, ``MOST_BYTES`` or ``seconds``. Write the new ones as one landing, then
+        acknowledge all received messages. Return the number of messages in the landing; 0 if none was written. Every acknowledged message is landed.
 
         The process may die at any line. The queue delivers unacknowledged messages again, and a later landing drops those that were landed. A location of
         another queue is refused (``InvalidError``).

@@ -32,7 +32,13 @@ _MIN_SEQUENCES = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reading:
-    """A planned read, which Spark sends to the executors in at most ``tasks`` tasks. ``domain=None``: that of the server; ``subject=None``: all."""
+    """
+    A planned read. Spark sends it to the executors.
+
+    :param domain: JetStream domain; ``None``: that of the server
+    :param subject: filter, with wildcards; ``None``: all messages
+    :param tasks: maximum number of Spark tasks, 1 or more
+    """
 
     access: Access
     domain: str | None

@@ -35,7 +35,7 @@ class StreamState:
 
 
 def state_of(client: NatsClient, name: str) -> StreamState | None:
-    """Return ``None`` if the stream does not exist. Refuses one that deletes messages when other consumers acknowledge them."""
+    """Return the state of a stream; ``None`` if it does not exist. Refuses a stream that deletes messages when other consumers acknowledge them."""
     description = client.stream(name)
     if description is None:
         return None

@@ -176,7 +176,11 @@ def bad_checksums(name: str) -> Column:
 
 
 def among_bad(frame: DataFrame, text: str, checksums: str) -> DataFrame:
-    """Return the rows whose text has the checksum of a bad text (:func:`bad_checksums`), or all rows if the checksums are unknown or many."""
+    """
+    Return the rows whose text has the checksum of a bad text: those of all bad texts, and by chance those of others.
+
+    Return all rows if the checksums (:func:`bad_checksums`) are not known, or if they are many.
+    """
     found = set(checksums.split())
     if not found or MANY in found or len(found) > _MANY_CHECKSUMS:
         return frame

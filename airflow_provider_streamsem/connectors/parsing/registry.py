@@ -50,7 +50,7 @@ class SchemaVersion:
 
 
 def registry_of(decoder: Avro) -> Registry | None:
-    """Return ``None`` if the decoder has none. Refuses a connection without a valid host, or with a query string or an extra."""
+    """Return the registry of a decoder; ``None`` if it has none. Refuses a connection without a valid host, or with a query string or an extra."""
     if decoder.registry is not None:
         return Registry(decoder.registry.rstrip("/"))
     if decoder.registry_conn_id is None:

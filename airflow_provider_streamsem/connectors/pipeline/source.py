@@ -292,7 +292,11 @@ class PipelineSource(Source):
 
 @dataclass(slots=True)
 class UpstreamRecords(ParsedRecords):
-    """The rows of planned files. The upstream's log stores their number. ``groups``: that of the rows of each Spark partition."""
+    """
+    The rows of planned files. The upstream's log stores their number.
+
+    :param groups: the group of the rows of each Spark partition
+    """
 
     rows: int = 0
     log: str = ""

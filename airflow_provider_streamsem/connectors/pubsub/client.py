@@ -155,7 +155,7 @@ class PubSubReceiver:
             self._request(self._client.modify_ack_deadline, ack_ids, ack_deadline_seconds=self._queue.ack_deadline_s)
 
     def acknowledge(self, handles: Sequence[Any]) -> None:
-        """Requests have 1,000 ids. Expired ack ids are skipped."""
+        """Sends at most 1,000 ids in a request. Expired ack ids are skipped."""
         for at in range(0, len(handles), _AT_ONCE):
             self._request(self._client.acknowledge, [*handles[at : at + _AT_ONCE]])
 

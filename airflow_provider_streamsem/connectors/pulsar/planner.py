@@ -39,13 +39,13 @@ class PulsarPlanner(Planner):
         self._admin = PulsarAdmin(access, topic)
 
     def ledgers(self) -> dict[str, Ledgers]:
-        """Has only partitions with a message."""
+        """Leaves out partitions without a message."""
         names = self._admin.partitions()
         found = in_threads(self._admin.ledgers, names)
         return {name: ledgers for name, ledgers in zip(names, found, strict=True) if ledgers is not None}
 
     def poll(self, hint: Json) -> SourceEnd:
-        """For a missing partition it is the last known end, so that its unread messages are not skipped silently."""
+        """For a missing partition, return the last known end, so that its unread messages are not skipped silently."""
         return SourceEnd({**_known_ends(hint), **{name: ledgers.end for name, ledgers in self.ledgers().items()}})
 
     def slice(

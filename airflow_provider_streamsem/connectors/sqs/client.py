@@ -119,7 +119,7 @@ class SqsReceiver:
         ]
 
     def acknowledge(self, handles: Sequence[Any]) -> None:
-        """Requests have ten handles. Expired receipt handles are skipped."""
+        """Sends at most ten handles in a request. Expired receipt handles are skipped."""
         for at in range(0, len(handles), _AT_ONCE):
             entries = [{"Id": str(n), "ReceiptHandle": handle} for n, handle in enumerate(handles[at : at + _AT_ONCE])]
             failed = self._call(self._client.delete_message_batch, Entries=entries).get("Failed", [])

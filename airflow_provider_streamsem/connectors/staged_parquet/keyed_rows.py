@@ -217,7 +217,8 @@ def last_of_each(location: str, batch: SinkCommit, keys: Sequence[str]) -> Any:
     """
     Return the last row of each key, in the order of the staged files, as a pyarrow table: the same for every publisher.
 
-    Refuses a batch that must replace rows, which cannot be identified after a merge (``PublishError``).
+    Raises ``PublishError`` if the number of rows differs from the count at staging, or if the batch must replace rows, which cannot be identified after a
+    merge.
     """
     import pyarrow
 

@@ -127,7 +127,7 @@ class TableSink(TransactionalSink[H]):
         return {"mode": self.mode, "keys": list(self.keys)} if self.merges else {}
 
     def check_staged(self, batch: SinkCommit) -> None:
-        """Refuse a batch with missing files, before the table references them: until then, a vacuum of the table may delete them."""
+        """Refuse a batch with missing files, or files of another size, before the table references them: until then, a vacuum of the table may delete them."""
         keys = [file.key for file in batch.committable.files]
         if not keys:
             return

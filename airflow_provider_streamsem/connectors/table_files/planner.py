@@ -33,7 +33,7 @@ class Selected:
 
 
 class TablePlanner(Planner):
-    """A source of a table that is bound to a commit log. A version is one of a Delta table, or the sequence number of a snapshot of an Iceberg table."""
+    """A source of a table that is bound to a commit log. A version is that of a Delta table, or the sequence number of a snapshot of an Iceberg table."""
 
     versions: ClassVar[str]
     initial: ClassVar[str]

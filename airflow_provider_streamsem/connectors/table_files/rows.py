@@ -54,13 +54,13 @@ def in_groups(
 
 
 def footers(location: str, files: Sequence[PlannedFile]) -> dict[str, Footer]:
-    """Return key → footer of each file, with one or two requests. Refuses incomplete files (``DataError``)."""
+    """Return key → footer of each file. Sends one or two requests for each file. Refuses incomplete files (``DataError``)."""
     pins = [file_pins.FilePin(path=file.key, bytes=file.bytes, identity="") for file in files]
     return columnar.footers(location, "parquet", pins) if pins else {}
 
 
 def check_read(location: str, files: Sequence[PlannedFile], read: int, **facts: Any) -> None:
-    """Compare the number of rows that Spark read with the number in the table's metadata, or else in the footers of the files (``DataError``)."""
+    """Raise ``DataError`` if Spark has read another number of rows than the table's metadata states, or else the footers of the files."""
     footers_by_key = footers(location, [file for file in files if file.rows < 0 <= file.bytes])
     rows = [footers_by_key[file.key].rows if file.key in footers_by_key else file.rows for file in files]
     stated = sum(rows) - sum(file.deleted for file in files)

@@ -41,7 +41,7 @@ def missing(location: str, files: Sequence[F]) -> list[F]:
 
 
 def _listed(store: Dataset, files: Sequence[F]) -> dict[str, ObjectStat | None]:
-    """Has the files that a listing from the first to the last of them finds; none if the store refuses to list them."""
+    """Return key → object of the files that a listing from the first to the last of them finds; no file if the store refuses to list them."""
     keys = {file.key for file in files}
     first, last = min(keys), max(keys)
     try:

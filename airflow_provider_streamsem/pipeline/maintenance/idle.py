@@ -9,7 +9,11 @@ from airflow_provider_streamsem.protocol.view import ClosedHead
 
 
 def idle_head(opened: BoundPipeline, work: str, *, closes_staged: bool) -> ClosedHead:
-    """Return the newest head if no version is open and no publish is pending, else refuse. ``closes_staged``: close an open rewrite first."""
+    """
+    Return the newest head, in which no version is open and no publish is pending.
+
+    An open version is closed as by :func:`settle`, or refused. ``closes_staged``: whether to close an open rewrite too.
+    """
     log = opened.log
     head, _ = settle(opened, log.newest_head(), work, closes_staged=closes_staged)
     if head.has_pending_publishes:

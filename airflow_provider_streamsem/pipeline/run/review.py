@@ -55,8 +55,9 @@ class Held:
 
 def _stage_held(run: Run, replaced: int, plan_next: Planning) -> tuple[Plan, StagedManifest]:
     """
-    Leave the version open. First close a batch that another run left open, and publish what is pending, as every run does. If the version is held already,
-    return its attempt.
+    Stage an attempt of a held version, and leave the version open (W39). Return its plan and the manifest.
+
+    First close a batch that another run left open, and publish what is pending, as every run does. If the version is held already, return its attempt.
     """
     position: Position = run.opened.log.locate(run.run_key, run.opened.head)
     while not isinstance(position, RunComplete):

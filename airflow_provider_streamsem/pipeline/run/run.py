@@ -395,7 +395,7 @@ class Run:
         )
 
     def stage(self, head: OpenHead) -> StagedManifest:
-        """Stage a new attempt. The manifest is stored last, so an attempt that has one is complete (W18)."""
+        """Stage a new attempt. The manifest is stored after all files: files without one have no effect (W18). :meth:`adopt` still checks the files."""
         attempt_id = self.opened.log.clock.new_id()
         logger.info("version %d: staging", head.plan.version)
         with telemetry.phase("stage", version=head.plan.version, attempt_id=attempt_id):

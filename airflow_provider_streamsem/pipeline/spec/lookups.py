@@ -13,7 +13,7 @@ from airflow_provider_streamsem.protocol.entries import Json, Plan
 def pin_lookups(
     pipeline: Pipeline, now_ms: int, *, planned: Mapping[str, Json] = MappingProxyType({})
 ) -> dict[str, Json]:
-    """Return lookup name → pin, ordered by name. A pin of ``planned``, the version that this plan replaces, is kept. Others are those of the current rows."""
+    """Return lookup name → pin, ordered by name. Pins in ``planned`` (of the version that this plan replaces) are kept. Others pin the current rows."""
     return {
         name: planned[name] if name in planned else lookup.pin(now_ms)
         for name, lookup in sorted(pipeline.lookups.items())

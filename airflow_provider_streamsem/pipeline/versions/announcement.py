@@ -66,7 +66,11 @@ def _unannounced(log: CommitLog, last: Plan, first: int, closed: int, between: l
 
 
 def announce_others(log: CommitLog, closed: int, run_key: str) -> tuple[tuple[int, int], Completed]:
-    """Create the announcement of a run that planned nothing. Return as :func:`announce_run`; an empty range if all versions are announced already."""
+    """
+    Create the announcement of a run that planned nothing. It covers only versions of other runs. ``closed``: the newest closed version; -1 if there is none.
+
+    Return the same as :func:`announce_run`, with an empty range if all versions are announced already.
+    """
     nothing: tuple[tuple[int, int], Completed] = (closed + 1, closed + 1), []
     if closed < 0:
         return nothing

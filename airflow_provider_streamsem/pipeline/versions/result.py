@@ -84,7 +84,7 @@ def run_result(
     """
     Build the result of a complete run, and create its announcement if ``announces`` is set. ``resumed``: it was complete when this process began.
 
-    No announcement is created if another process returns the result of the run, or if no process repeats the run.
+    Callers set ``announces=False`` if another process returns the result of the run, or if no process repeats the run.
     """
     plan, outcome = complete.plan, complete.outcome
     counts = add_counts(plan.run_counts, outcome.counts) if outcome.committed else dict(plan.run_counts)

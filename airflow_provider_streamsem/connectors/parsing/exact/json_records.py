@@ -195,7 +195,7 @@ def _accepted(kind: pa.DataType, settings: Settings) -> frozenset[type]:
 
 
 def _value_of(kind: pa.DataType, settings: Settings, lenient: frozenset[str]) -> Callable[[Any], Any]:
-    """Return a function from a parsed value, which is not null, to the value of a type, or ``_Unfit``."""
+    """Return a function from a parsed value, which is not null, to the value of a type. The function raises ``_Unfit``."""
     if is_.is_struct(kind):
         return _struct(kind, settings, lenient)
     if is_.is_list(kind):
