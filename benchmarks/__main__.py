@@ -211,7 +211,7 @@ def vacuum_costs(sizes: Sequence[int] = (100, 1_000, 10_000, 100_000)) -> None:
     for versions in sizes:
         with tempfile.TemporaryDirectory() as location:
             pipeline, store = history(Path(location), versions, whole=versions)
-            store.fill({keys.attempt(version, "a"): b"{}" for version in range(versions)})
+            store.objects.update({keys.attempt(version, "a"): b"{}" for version in range(versions)})
             log = CommitLog(store)
             for version in range(99, versions, 100):
                 log.write_segments(version, [])

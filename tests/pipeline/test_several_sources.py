@@ -363,7 +363,7 @@ class TestAlter:
     ) -> None:
         two = self.rated(tmp_path, "a", "b")
         run_batch(two, run_key="first")
-        three = two.replace(sources={**two.source_parts, "c": files(tmp_path, "orders", ORDERS)}, transform=tagged)
+        three = two.replace(sources={**two.source.parts, "c": files(tmp_path, "orders", ORDERS)}, transform=tagged)
         put(tmp_path, "orders", "1.json", {"id": 7}, {"id": 8})
         with pytest.raises(ConflictError, match="streamsem alter"):
             run_batch(three, run_key="early")
@@ -381,11 +381,11 @@ class TestAlter:
     def test_missing_source_and_another_source_of_the_same_name_are_refused(self, tmp_path: Path) -> None:
         two = self.rated(tmp_path, "a", "b")
         run_batch(two, run_key="first")
-        other = {**two.source_parts, "b": RateSource(rows_per_second=2, rows=4)}
+        other = {**two.source.parts, "b": RateSource(rows_per_second=2, rows=4)}
         for changed in (
             self.rated(tmp_path, "a", "c"),
             two.replace(sources=other),
-            two.replace(sources={"a": two.source_parts["a"], "c": two.source_parts["b"]}),
+            two.replace(sources={"a": two.source.parts["a"], "c": two.source.parts["b"]}),
         ):
             with pytest.raises(InvalidError, match="the source reads other records"):
                 alter(changed)
@@ -394,7 +394,7 @@ class TestAlter:
         two = pipeline(tmp_path)
         put(tmp_path, "orders", "1.json", {"id": 1})
         run_batch(two, run_key="first")
-        three = two.replace(sources={**two.source_parts, "c": RateSource(rows=4)})
+        three = two.replace(sources={**two.source.parts, "c": RateSource(rows=4)})
         with pytest.raises(InvalidError, match="the log stores the discovered files or messages"):
             alter(three)
         assert open_log(two.log).head == 0

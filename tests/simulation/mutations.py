@@ -256,7 +256,7 @@ def reprocess_ignores_ids_after_its_root(patch: pytest.MonkeyPatch) -> None:
 
 
 def adoption_does_not_check_the_deduplication_state(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(run.dedup, "is_complete", lambda log, state: True)
+    patch.setattr(run.dedup_state, "is_complete", lambda log, state: True)
 
 
 def each_attempt_reads_its_own_clock(patch: pytest.MonkeyPatch) -> None:

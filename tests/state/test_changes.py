@@ -70,11 +70,13 @@ def continue_after(refused: StreamsemError, root: Path, former: Transform) -> No
 @pytest.mark.parametrize(
     ("former", "changed", "names"),
     [
-        (keyed, distinct_keyed, r"before=\['stateStoreSave'\] now=\[.*dedupe.*\]"),
-        (keyed, stateless, r"before=\['stateStoreSave'\] now=\[\]"),
+        (keyed, distinct_keyed, r"before=\['stateStoreSave'\], now=\[.*dedupe.*\]"),
+        (keyed, stateless, r"before=\['stateStoreSave'\], now=\[\]"),
         pytest.param(keyed, with_a_watermark, "watermarks_before=0, watermarks_now=1", marks=pytest.mark.prove),
-        pytest.param(distinct_keyed, keyed, r"before=\[.*dedupe.*\] now=\['stateStoreSave'\]", marks=pytest.mark.prove),
-        pytest.param(keyed, distinct, r"before=\['stateStoreSave'\] now=\['dedupe'\]", marks=pytest.mark.prove),
+        pytest.param(
+            distinct_keyed, keyed, r"before=\[.*dedupe.*\], now=\['stateStoreSave'\]", marks=pytest.mark.prove
+        ),
+        pytest.param(keyed, distinct, r"before=\['stateStoreSave'\], now=\['dedupe'\]", marks=pytest.mark.prove),
     ],
     ids=["added", "all removed", "watermark added", "removed", "replaced"],
 )

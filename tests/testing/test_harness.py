@@ -28,6 +28,7 @@ from airflow_provider_streamsem import (
     verify,
 )
 from airflow_provider_streamsem.connectors.sink import Sink
+from airflow_provider_streamsem.connectors.source import Source
 from airflow_provider_streamsem.errors import DataError, InvalidError
 from airflow_provider_streamsem.testing.harness import PipelineHarness
 from airflow_provider_streamsem.testing.messages import KafkaMessage
@@ -255,11 +256,16 @@ class TestFilesOnSpark:
         from airflow_provider_streamsem import registry
 
         @dataclass
-        class Elsewhere:
-            delivery, conditions, unit, limits, reasons, location = "exactly_once", "", "rows", ("max_rows",), (), None
+        class Elsewhere(Source):
+            delivery, unit, limits, reasons, spark_packages = "exactly_once", "rows", ("max_rows",), (), ()
 
             def immutable_config(self) -> dict[str, str]:
                 return {}
+
+            def unused(self, *arguments: Any) -> Any:
+                raise NotImplementedError
+
+            lineage = initial_offsets = open = read_pins = check_pins = load = unused
 
         real = registry.name_of
         monkeypatch.setattr(
