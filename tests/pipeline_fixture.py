@@ -39,7 +39,7 @@ class PipelineFixture:
 
     root: Path
     rows_per_file: int = 3
-    store: Store = field(default_factory=lambda: MemoryStore(f"memory://world-{next(_NAMES)}"))
+    store: Any = field(default_factory=lambda: MemoryStore(f"memory://world-{next(_NAMES)}"))
     made: int = 0
     clocks: Any = field(default_factory=count)
     returned: list[RunResult] = field(default_factory=list)

@@ -66,10 +66,10 @@ def test_crash_before_or_after_any_call_of_landing_loses_and_repeats_no_message(
         log = CommitLog(
             CalledStore(open_store(str(queue.fixture.root / "in")), calls), ManualClock(), RetryPolicy(tries=4)
         )
+        source: Any = queue.pipeline().source
         with queue.queue.connect() as receiver:
-            LandingDirectory(log, queue.pipeline().source.window, queue.queue.lineage).land(
-                CalledBroker(receiver, calls), most=100, seconds=60
-            )  # type: ignore[attr-defined, arg-type]
+            landing = LandingDirectory(log, source.window, queue.queue.lineage)
+            landing.land(CalledBroker(receiver, calls), most=100, seconds=60)
 
     whole = Queue(rabbitmq, tmp_path / "whole")
     whole.send(5)

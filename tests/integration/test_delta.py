@@ -215,7 +215,7 @@ def test_types_that_differ_between_batches_are_read_unchanged_in_spark_and_delta
     arrive(arrivals, range(3, 4))
     with pytest.raises(DataError, match="changed its type"):
         run_batch(late, run_key="3")
-    expected = [
+    expected: list[dict[str, Any]] = [
         {"id": 0, "n": 5_000_000_000, "f": 1.5, "d": Decimal("1.25"), "late": None, "s": {"a": 1, "b": None}, "l": [{"x": 1, "y": None}], "m": {"k": 1}},
         {"id": 1, "n": 7, "f": 1.5, "d": Decimal("2.50"), "late": "now", "s": {"a": 2, "b": "new"}, "l": [{"x": 2, "y": "new"}, None], "m": {"k": None}},
         {"id": 2, "n": None, "f": 3.0, "d": None, "late": None, "s": None, "l": [], "m": {}},

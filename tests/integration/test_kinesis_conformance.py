@@ -27,6 +27,7 @@ class Stream(SourceSystem):
     set to now.
     """
 
+    source: KinesisSource
     secrets = ("the-secret-key",)
 
     def __init__(self, server: Kinesalite, monkeypatch: pytest.MonkeyPatch) -> None:

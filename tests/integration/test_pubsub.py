@@ -79,10 +79,9 @@ def test_landed_message_that_was_not_acknowledged_is_redelivered_and_dropped(
 def test_expired_ack_id_is_ignored_and_its_message_is_dropped_at_the_next_delivery(orders: Subscription) -> None:
     orders.send(2)
     with orders.queue.connect() as slow:
-        source = orders.pipeline().source
-        landing = LandingDirectory(
-            CommitLog(open_store(str(orders.fixture.root / "in"))), source.window, source.queue.lineage
-        )  # type: ignore[attr-defined]
+        source: Any = orders.pipeline().source
+        log = CommitLog(open_store(str(orders.fixture.root / "in")))
+        landing = LandingDirectory(log, source.window, source.queue.lineage)
         receive = slow.receive
 
         def expires(most: int) -> Any:

@@ -10,11 +10,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple, TypeAlias
 
-from airflow_provider_streamsem.protocol.kinds.move import Move
+from airflow_provider_streamsem.protocol.kinds.move import Move as MoveKind
 from airflow_provider_streamsem.protocol.kinds.registry import KINDS as REGISTRY
 
 BATCH, REPROCESS, ROLLBACK, ALTER, REWRITE, EXPIRE = "batch", "reprocess", "rollback", "alter", "rewrite", "expire"
-KINDS = {kind: declared for kind, declared in REGISTRY.items() if kind != Move.kind}
+KINDS = {kind: declared for kind, declared in REGISTRY.items() if kind != MoveKind.kind}
 """The kinds of versions, as the package declares them. So the model cannot differ from the package in what a kind has."""
 WITHOUT_ATTEMPT = tuple(kind for kind in KINDS if not KINDS[kind].stages)
 WITHOUT_ROWS = tuple(kind for kind in KINDS if not KINDS[kind].has_rows)

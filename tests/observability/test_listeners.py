@@ -49,18 +49,19 @@ def emitted() -> Iterator[Emitted]:
         from airflow.sdk.observability.stats import Stats
     except ImportError:  # Airflow 3.1
         from airflow.stats import Stats
+    stats: Any = Stats
     if (
         type(Stats) is not type
     ):  # before Airflow 3.3 this is a class, and its metaclass creates the backend once per process
-        Stats.instance, Stats._instance_pid = Backend(), os.getpid()
+        stats.instance, stats._instance_pid = Backend(), os.getpid()
         yield calls
-        Stats.instance = None
+        stats.instance = None
         return
     from airflow.sdk._shared.observability.metrics.base_stats_logger import NoStatsLogger
 
-    Stats.initialize(factory=Backend, export_legacy_names=True)
+    stats.initialize(factory=Backend, export_legacy_names=True)
     yield calls
-    Stats.initialize(factory=NoStatsLogger, export_legacy_names=True)
+    stats.initialize(factory=NoStatsLogger, export_legacy_names=True)
 
 
 def run_with_stats(fixture: PipelineFixture, *arguments: Any, **named: Any) -> None:

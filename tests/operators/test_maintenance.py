@@ -143,7 +143,8 @@ def test_compaction_that_finds_an_open_version_starts_again_later_and_does_not_f
     for first_start in (None, hours_ago):
         with pytest.raises(airflow_exception("AirflowRescheduleException")) as caught:
             task.execute(waiting_context(first_start))
-        wait = caught.value.reschedule_date - datetime.now(timezone.utc)
+        rescheduled: Any = caught.value
+        wait = rescheduled.reschedule_date - datetime.now(timezone.utc)
         assert timedelta(seconds=0) < wait <= timedelta(seconds=30)
     fixture.run("a batch")
     (done,) = task.execute(waiting_context(None))

@@ -75,7 +75,8 @@ def test_deferred_task_submitted_twice_commits_once(pipeline: Pipeline, conn_id:
         task.execute(context())
     with pytest.raises(TaskDeferred):
         task.execute(context(try_number=2))  # the worker died, and the retry submits another driver
-    condition = of_text(deferred.value.trigger.serialize()[1]["condition"])
+    stopped: Any = deferred.value
+    condition = of_text(stopped.trigger.serialize()[1]["condition"])
     deadline = time.monotonic() + 150
     while not (finding := condition.check()).met:
         assert time.monotonic() < deadline, "no driver committed"

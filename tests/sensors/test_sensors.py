@@ -85,7 +85,7 @@ def run_sensor(sensor: Any, task_context: dict[str, Any]) -> Any:
     try:
         return sensor.execute(task_context)
     except TaskDeferred as stopped:
-        deferred = stopped
+        deferred: Any = stopped
     assert deferred.timeout == timedelta(seconds=sensor.timeout)
     with listening(deferred.trigger) as listener:
         event = listener.next(10)
@@ -119,7 +119,7 @@ def test_sensors_wait_and_return_small_json(
     assert (observed["pipeline"], observed["log"]) == ("world", fixture.store.url)
     assert json.loads(json.dumps(observed)) == observed
     assert len(json.dumps(observed)) < 500
-    expected = {
+    expected: dict[str, Any] = {
         "offsets": {"version": 0, "ranges": {"files": [2, 3]}, "lag": 1},
         "version": {"version": 1, "outcome": keys.outcome(1)},
         "run": {"version": 1, "run_key": 'airflow:["d","t","the_run",-1]'},
@@ -298,9 +298,10 @@ def test_timeout_of_a_deferred_sensor_raises_airflow_sensor_timeout(fixture: Pip
     TaskDeferred = airflow_exception("TaskDeferred")
 
     sensor = BatchCommittedSensor(task_id="wait", log=fixture.store.url, version=0, deferrable=True, timeout=7)
-    with pytest.raises(TaskDeferred) as deferred:
+    with pytest.raises(TaskDeferred) as caught:
         sensor.execute(run_context())
-    assert deferred.value.timeout == timedelta(seconds=7)
+    deferred: Any = caught.value
+    assert deferred.timeout == timedelta(seconds=7)
     with pytest.raises(AirflowSensorTimeout):
         sensor.resume_execution("__fail__", {"error": "Trigger timeout"}, run_context())
 

@@ -32,7 +32,7 @@ def rollback_keeps_the_rows(patch: pytest.MonkeyPatch) -> None:
     real = rollback._plan
 
     def plan(opened: Any, ready: Any, to: int, run_key: str) -> Any:
-        found = real(opened, ready, to, run_key)
+        found: Any = real(opened, ready, to, run_key)
         return found and replace(found, work=Rollback(to=found.version - 1, next=found.work.next, counts={}))
 
     patch.setattr(rollback, "_plan", plan)

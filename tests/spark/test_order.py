@@ -517,7 +517,7 @@ def test_order_matters_for_the_sinks_that_merge_or_send_rows() -> None:
         DeltaSink("/t", mode="upsert", keys=["k"], sequence_by=["v"]),
     ]
     assert all(sink.is_sequenced for sink in sequenced)
-    appending = [DeltaSink("/t"), JdbcSink(conn_id="db", table="t", staging="/staged")]
+    appending: list[Any] = [DeltaSink("/t"), JdbcSink(conn_id="db", table="t", staging="/staged")]
     assert not any(sink.is_sequenced for sink in appending)
     assert not FilesSink("/t").is_sequenced
 

@@ -267,8 +267,9 @@ def test_reading_continues_at_the_new_location_of_a_moved_upstream(tmp_path: Pat
     bronze, silver = pair(tmp_path)
     bronze.commit()
     silver.run("a", drain=True)
-    old, new = bronze.log(), bronze.log(open_memory_store(f"moved-{tmp_path.name}"))
-    new.store.objects.clear()
+    moved = open_memory_store(f"moved-{tmp_path.name}")
+    moved.objects.clear()
+    old, new = bronze.log(), bronze.log(moved)
     move_log(old, new)
     with pytest.raises(LogMovedError, match="moved-"):
         silver.run("b")

@@ -21,6 +21,7 @@ START_MS = 1_767_225_600_000  # 2026-01-01T00:00:00Z
 class Rate(SourceSystem):
     """Three records arrive per second, so the clock determines the number of records."""
 
+    source: RateSource
     column = "value"
 
     def __init__(self) -> None:

@@ -18,6 +18,8 @@ START_MS = 1_767_225_600_000  # 2026-01-01T00:00:00Z
 class Directory(SourceSystem):
     """A directory of eight files with one record each. The clock determines how many of them have arrived."""
 
+    source: ReplaySource
+
     def __init__(self, path: Path) -> None:
         self.path = path
         path.mkdir()

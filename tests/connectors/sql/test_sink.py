@@ -76,6 +76,8 @@ def use_steps(monkeypatch: pytest.MonkeyPatch) -> Callable[[Steps], None]:
 
     def use(steps: Steps) -> None:
         class Cursor(sqlite3.Cursor):
+            connection: Any
+
             def execute(self, *arguments: Any) -> Any:
                 return steps.call("execute", lambda: super(Cursor, self).execute(*arguments), self.die)
 
