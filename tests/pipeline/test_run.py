@@ -382,6 +382,22 @@ def test_segment_of_a_dead_writer_is_written_by_a_later_run(tmp_path: Path) -> N
     fixture.check()
 
 
+def test_I9_run_fails_if_the_segment_that_it_creates_exists_with_other_content(tmp_path: Path) -> None:
+    from airflow_provider_streamsem.errors import LogDamagedError
+    from airflow_provider_streamsem.protocol import keys
+
+    logs = [PipelineFixture(tmp_path / name, rows_per_file=1) for name in ("a", "b")]
+    for fixture, files in zip(logs, (200, 198), strict=True):
+        fixture.arrive(files)
+        fixture.run("a", drain=True)
+    other, fixture = logs
+    fixture.store.objects[keys.segment(1, 0)] = other.store.objects[keys.segment(1, 0)]
+    fixture.arrive(2)
+    with pytest.raises(LogDamagedError, match="I9"):
+        fixture.run("b")
+    assert fixture.opened().head == 99
+
+
 def test_I13_disagreeing_clocks_do_not_affect_commits(fixture: PipelineFixture) -> None:
     from airflow_provider_streamsem import run_batch
     from airflow_provider_streamsem.commitlog.log import CommitLog

@@ -10,7 +10,7 @@ from typing import Any
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.errors import HeldVersionError, OpenVersionError, StreamsemError
+from airflow_provider_streamsem.errors import HeldVersionError, OpenVersionError, StoreRefusedError, UnavailableError
 from airflow_provider_streamsem.pipeline.spec.binding import BoundPipeline
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.pipeline.versions import report
@@ -84,7 +84,8 @@ def close(
         telemetry.emit(telemetry.VersionClosed.from_outcomes, plan, proposed, outcome)
     try:
         log.write_segments(plan.version, [(outcome, closed.outcome_sha)])
-    except StreamsemError as error:  # a later writer creates the segment, and readers do not need it (W23, R5)
+    except (UnavailableError, StoreRefusedError) as error:
+        # A later writer creates the segment, and readers do not need it (W23, R5).
         logger.warning("version %d is closed, but its segment was not written: %s", plan.version, error)
     return closed, outcome
 
