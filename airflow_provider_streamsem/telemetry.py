@@ -123,6 +123,8 @@ class VersionClosed:
     """
     A version was closed. All fields except ``attempt_id``, ``mine`` and ``lost`` describe the stored plan and outcome.
 
+    :param kind: the kind of the version, such as ``batch`` or ``rewrite``
+    :param has_rows: whether versions of this kind read records. The ``outputs`` of others, such as a compaction, are no new rows
     :param attempt_id: the attempt that this process tried to commit; ``""`` for an abort
     :param mine: whether this process created the stored outcome; true in exactly one process for each version
     :param lost: whether another attempt was committed, or the version was aborted, instead of the attempt of this process
@@ -131,6 +133,8 @@ class VersionClosed:
     """
 
     version: int
+    kind: str
+    has_rows: bool
     attempt_id: str
     mine: bool
     lost: bool
@@ -152,6 +156,8 @@ class VersionClosed:
         }
         return cls(
             version=plan.version,
+            kind=plan.work.kind,
+            has_rows=plan.work.has_rows,
             attempt_id=proposed.attempt_id or "",
             mine=stored.nonce == proposed.nonce,
             lost=proposed.attempt_id is not None and stored.attempt_id != proposed.attempt_id,

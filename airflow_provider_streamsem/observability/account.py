@@ -70,7 +70,7 @@ class Account:
             del self.batches[next(iter(self.batches))]
         if isinstance(event, VersionClosed):
             self.schemas = dict(event.schemas)
-            if event.mine:
+            if event.mine and event.has_rows:
                 self.outputs |= {name: _sum(self.outputs.get(name), new) for name, new in event.outputs.items()}
 
     def _resolve_inputs(self) -> None:

@@ -46,7 +46,7 @@ STATS = {
         Stat(name="streamsem.rows.quarantined", kind="counter", meaning="records of committed batches that could not be parsed and were quarantined"),
         Stat(name="streamsem.rows.written", kind="counter", tags=("sink",), meaning="rows that committed batches wrote"),
         Stat(name="streamsem.bytes.written", kind="counter", tags=("sink",), meaning="bytes of the files that committed batches wrote"),
-        Stat(name="streamsem.batches.committed", kind="counter", meaning="versions that this process committed"),
+        Stat(name="streamsem.batches.committed", kind="counter", meaning="versions with rows that this process committed"),
         Stat(
             name="streamsem.batches.duration",
             kind="timer",
@@ -124,7 +124,7 @@ class StatsListener:
         self._emit("streamsem.attempts.lost", int(event.lost))
         if self._last_poll is not None:
             self._emit("streamsem.lag", self._last_poll.behind(event.next, self._items_in), unit=self._unit)
-        if not event.mine or event.result != "commit":
+        if not event.mine or event.result != "commit" or not event.has_rows:
             return
         self._emit("streamsem.batches.committed", 1)
         self._emit("streamsem.batches.duration", event.duration_ms)

@@ -176,7 +176,7 @@ class Kind:
     stages: ClassVar[bool] = False
     """Whether an attempt writes files. If not, the outcome follows from the plan, so any process can commit the version."""
     is_announced: ClassVar[bool] = True
-    """Whether the result of a run announces the commit, because it may change which rows are visible. A rollback also undoes such commits only."""
+    """Whether the result of a run announces the commit, because it may change which rows are visible. Readers show only such a commit as rolled back."""
     uses_spec: ClassVar[bool] = False
     """Whether the version is processed with the spec in its plan."""
     is_chained: ClassVar[bool] = False

@@ -93,6 +93,8 @@ def test_rows_of_a_version_that_another_process_committed_are_not_counted(disk_f
 def test_abort_after_a_commit_keeps_the_outputs_of_the_commit(disk_fixture: PipelineFixture) -> None:
     task_account = Account(disk_fixture.pipeline())
     facts: dict[str, Any] = {
+        "kind": "batch",
+        "has_rows": True,
         "attempt_id": "a",
         "mine": True,
         "lost": False,
@@ -105,6 +107,8 @@ def test_abort_after_a_commit_keeps_the_outputs_of_the_commit(disk_fixture: Pipe
     written = Output(rows=3, bytes=9, files=1)
     task_account(VersionClosed(version=0, result="commit", outputs={"out": written}, **facts))
     task_account(VersionClosed(version=1, result="abort", outputs={}, **facts))
+    compacted = {**facts, "kind": "rewrite", "has_rows": False}
+    task_account(VersionClosed(version=2, result="commit", outputs={"out": written}, **compacted))
     assert task_account.outputs == {"out": written}
 
 

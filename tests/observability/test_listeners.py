@@ -20,6 +20,7 @@ from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.observability.spans import SpansListener
 from airflow_provider_streamsem.observability.stats import COMMON_TAGS, STATS, StatsListener
 from airflow_provider_streamsem.pipeline.maintenance.abort import abort
+from airflow_provider_streamsem.pipeline.maintenance.rollback import rollback
 from airflow_provider_streamsem.telemetry import listening
 from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
 from tests.pipeline_fixture import BeforeOutcome, PipelineFixture, die
@@ -98,7 +99,8 @@ def test_rows_that_the_predicate_drops_are_counted(emitted: Emitted) -> None:
     from airflow_provider_streamsem.telemetry import VersionClosed
 
     event = VersionClosed(
-        version=0, attempt_id="a", mine=True, lost=False, result="commit", ranges={}, next={}, counts={"filtered": 4}, outputs={}, schemas={}, duration_ms=7,
+        version=0, kind="batch", has_rows=True, attempt_id="a", mine=True, lost=False, result="commit", ranges={}, next={}, counts={"filtered": 4},
+        outputs={}, schemas={}, duration_ms=7,
     )  # fmt: skip
     StatsListener(TAGS, "files")(event)
     assert sums(emitted) == {"batches.committed": 1, "rows.filtered": 4}
@@ -114,6 +116,16 @@ def test_aborted_version_is_not_counted_as_a_committed_batch(fixture: PipelineFi
     assert (fixture.opened().head, totals["batches.committed"], totals["rows.read"]) == (1, 1, 3)
     assert "attempts.lost" not in totals
     assert [name for _, name, _, _ in emitted].count("streamsem.batches.duration") == 1
+
+
+def test_rollback_is_not_counted_as_a_committed_batch(fixture: PipelineFixture, emitted: Emitted) -> None:
+    fixture.arrive(4)
+    run_with_stats(fixture, "a", drain=True)
+    before = sums(emitted)
+    with listening(StatsListener(TAGS, "files")):
+        rollback(fixture.pipeline(), 0, log=fixture.log())
+    after = sums(emitted)
+    assert {name for name in after if after[name] != before.get(name) and not name.startswith("requests.")} == set()
 
 
 def test_version_that_another_process_committed_is_counted_only_there(
