@@ -70,7 +70,11 @@ def has_only_expired_ids(dedup: Dedup | None, state: Json, now_ms: int) -> bool:
 
 
 def layers_of(state: Json, dedup: Dedup, now_ms: int) -> list[Layer]:
-    """Return the layers with ids that are not expired, oldest first. Layers that are older than the newest ``dedup.rows`` ids are left out, too."""
+    """
+    Return the layers with ids that are not expired, oldest first.
+
+    Layers in which every id is before the cutoff are left out, and so are layers that are older than the newest ``dedup.rows`` ids.
+    """
     layers = stored_layers(state)
     kept: list[Layer] = []
     rows = 0

@@ -201,6 +201,8 @@ def chosen_watermark_ms(
     """
     Return the watermark of several ``withWatermark`` calls: the smallest of those that are not idle. If all are idle, it is the smallest of all.
 
+    Times are in milliseconds since the epoch.
+
     :param watermarks: ``None`` before the first record, which counts as 0
     :param records_at_ms: for each watermark, when the newest batch with records of it was planned
     :param idle_since_ms: a watermark without records after this time is idle; ``None``: none is

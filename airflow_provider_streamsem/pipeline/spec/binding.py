@@ -135,6 +135,7 @@ def claim_datasets(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, *
     Write the ownership markers of the pipeline's datasets, or verify the existing ones. A marker that names an earlier location of a moved log is valid (M6).
 
     :param new: whether no version is closed yet. Only then may a dataset without an ownership marker be claimed
+    :raises DatasetOwnedError: a dataset belongs to another pipeline or log
     """
     for name, sink in pipeline.sinks.items():
         claim_dataset(name, sink, log, record, url=pipeline.log, new=new)
@@ -207,7 +208,12 @@ def check_fork(pipeline: Pipeline, fork: Fork) -> None:
 
 
 def create_log(pipeline: Pipeline, log: CommitLog, *, fork: Fork | None = None) -> PipelineRecord:
-    """Create the pipeline's log, and return the stored record, which may be that of another process."""
+    """
+    Create the pipeline's log, and return the stored record, which may be that of another process.
+
+    :raises UnsafeStoreError: the store does not support atomic create-if-absent
+    :raises ConflictError: a dataset of the pipeline was written by a log that is lost
+    """
     try:
         for sink in pipeline.sinks.values():
             sink.refuse_existing_output(pipeline.log)

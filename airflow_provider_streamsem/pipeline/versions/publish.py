@@ -35,7 +35,9 @@ def publish(opened: BoundPipeline, head: ClosedHead, outcome: Outcome, *, is_own
     """
     Publish the head's commit to all sinks outside the log, and create its receipts. The batch stays committed if this fails.
 
-    ``is_own``: the publishing run planned the commit. Only then may this publisher close the claims of other publishers (P5).
+    :param is_own: whether the publishing run planned the commit. Only then may this publisher close the claims of other publishers (P5)
+    :raises UnavailableError: a sink did not report a result, or a publisher of another run has claimed the effects
+    :raises PublishError: a sink refuses the batch. No run can plan until the batch is published or skipped
     """
     return _publish_or_skip(opened, head, outcome, may_close=is_own)
 
