@@ -11,7 +11,7 @@ import pytest
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.files.ledger import Ledger
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
-from airflow_provider_streamsem.deduplication import state as dedup_state
+from airflow_provider_streamsem.deduplication import batch
 from airflow_provider_streamsem.errors import UnavailableError
 from airflow_provider_streamsem.pipeline.maintenance import abort
 from airflow_provider_streamsem.pipeline.maintenance import vacuum as vacuum_module
@@ -269,14 +269,14 @@ def each_attempt_reads_its_own_clock(patch: pytest.MonkeyPatch) -> None:
 
 
 def layers_expire_with_their_oldest_id(patch: pytest.MonkeyPatch) -> None:
-    real = dedup_state.state_after
+    real = batch.state_after
 
     def state_after(kept: Any, older: Any, written: Any, now_ms: int) -> Any:
         state = real(kept, older, written, now_ms)
         state["dedup"][-1]["newest_ms"] = min([now_ms, *(layer.newest_ms for layer in older)])
         return state
 
-    patch.setattr(dedup_state, "state_after", state_after)
+    patch.setattr(batch, "state_after", state_after)
 
 
 RESULT = "(run|abort|skip) result"

@@ -49,7 +49,7 @@ def marker_and_rows_are_two_transactions(patch: pytest.MonkeyPatch) -> None:
 
 
 def skip_does_not_set_the_marker(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(JdbcSink, "skip", lambda self, batch, effects: Receipt(result="skipped", rows=0))
+    patch.setattr(JdbcSink, "skip", lambda self, batch: Receipt(result="skipped", rows=0))
 
 
 def receipts_ignore_the_marker_state(patch: pytest.MonkeyPatch) -> None:
@@ -113,7 +113,7 @@ def last_sink_is_not_published(patch: pytest.MonkeyPatch) -> None:
     class UnpublishedSink:
         delivery = "exactly_once"
 
-        def publish(self, batch: SinkCommit, effects: Any) -> Receipt:
+        def publish(self, batch: SinkCommit) -> Receipt:
             return Receipt(result="applied", rows=batch.committable.rows)
 
         skip = publish
