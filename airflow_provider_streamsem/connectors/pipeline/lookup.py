@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING, ClassVar
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.commitlog.log import commit_log_at
 from airflow_provider_streamsem.connectors.lookup import checking_pin
+from airflow_provider_streamsem.connectors.pins import decoded_pin
 from airflow_provider_streamsem.connectors.pipeline.upstream import UpstreamLog, naming_upstream, open_upstream
 from airflow_provider_streamsem.errors import LogDamagedError, LookupChangedError, SourceChangedError, UnavailableError
 from airflow_provider_streamsem.protocol import keys
-from airflow_provider_streamsem.protocol.codec import build, plain
+from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json, Outcome, SegmentFile
 from airflow_provider_streamsem.stores.contract import check_location, lineage_name
 
@@ -125,10 +126,7 @@ class PipelineTable:
 
     def _read(self, pin: Json) -> ViewPin:
         summary = "the pin of a lookup is not a version of the upstream pipeline; nothing was read"
-        try:
-            pinned: ViewPin = build(ViewPin, pin, "pin")
-        except LogDamagedError as error:
-            raise LogDamagedError(summary, invariant="R6", upstream=self.log) from error
+        pinned = decoded_pin(ViewPin, pin, summary, upstream=self.log)
         if not keys.is_digest(pinned.outcome) or pinned.version < 0 or self.sink not in (None, pinned.sink):
             raise LogDamagedError(summary, invariant="R6", upstream=self.log)
         return pinned

@@ -12,13 +12,14 @@ from typing import TYPE_CHECKING, ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.connectors.lookup import checking_pin
+from airflow_provider_streamsem.connectors.pins import decoded_pin
 from airflow_provider_streamsem.connectors.sql import database
 from airflow_provider_streamsem.connectors.sql.column_types import read_columns
 from airflow_provider_streamsem.connectors.sql.columns import Target
 from airflow_provider_streamsem.connectors.sql.source import TABLE
 from airflow_provider_streamsem.connectors.sql.table import count_and_digest, open_table, snapshot
 from airflow_provider_streamsem.errors import InvalidError, LogDamagedError, SourceChangedError
-from airflow_provider_streamsem.protocol.codec import build, plain
+from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json
 
 if TYPE_CHECKING:
@@ -143,10 +144,7 @@ class JdbcTable:
 
     def _read(self, pin: Json) -> RowsPin:
         summary = "the pin of a lookup is not that of a database table; nothing was read"
-        try:
-            pinned: RowsPin = build(RowsPin, pin, "pin")
-        except LogDamagedError as error:
-            raise LogDamagedError(summary, invariant="R6", table=self.table) from error
+        pinned = decoded_pin(RowsPin, pin, summary, table=self.table)
         if not pinned.columns or (pinned.rows < 0) != (pinned.digest == ""):
             raise LogDamagedError(summary, invariant="R6", table=self.table)
         return pinned
