@@ -17,6 +17,7 @@ from typing import Any, Literal, ParamSpec, TypeAlias
 
 from airflow_provider_streamsem.errors import StreamsemError
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan, Receipts, StagedManifest
+from airflow_provider_streamsem.protocol.kinds.registry import KINDS
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges, between, length
 
 P = ParamSpec("P")
@@ -124,7 +125,6 @@ class VersionClosed:
     A version was closed. All fields except ``attempt_id``, ``mine`` and ``lost`` describe the stored plan and outcome.
 
     :param kind: the kind of the version, such as ``batch`` or ``rewrite``
-    :param has_rows: whether versions of this kind read records. The ``outputs`` of others, such as a compaction, are no new rows
     :param attempt_id: the attempt that this process tried to commit; ``""`` for an abort
     :param mine: whether this process created the stored outcome; true in exactly one process for each version
     :param lost: whether another attempt was committed, or the version was aborted, instead of the attempt of this process
@@ -134,7 +134,6 @@ class VersionClosed:
 
     version: int
     kind: str
-    has_rows: bool
     attempt_id: str
     mine: bool
     lost: bool
@@ -145,6 +144,11 @@ class VersionClosed:
     outputs: Mapping[str, Output]
     schemas: Mapping[str, str]
     duration_ms: int
+
+    @property
+    def has_rows(self) -> bool:
+        """Whether versions of this kind read records. The ``outputs`` of others, such as a compaction, are no new rows."""
+        return KINDS[self.kind].has_rows
 
     @classmethod
     def from_outcomes(cls, plan: Plan, proposed: Outcome, stored: Outcome | None) -> VersionClosed:
@@ -157,7 +161,6 @@ class VersionClosed:
         return cls(
             version=plan.version,
             kind=plan.work.kind,
-            has_rows=plan.work.has_rows,
             attempt_id=proposed.attempt_id or "",
             mine=stored.nonce == proposed.nonce,
             lost=proposed.attempt_id is not None and stored.attempt_id != proposed.attempt_id,

@@ -94,7 +94,6 @@ def test_abort_after_a_commit_keeps_the_outputs_of_the_commit(disk_fixture: Pipe
     task_account = Account(disk_fixture.pipeline())
     facts: dict[str, Any] = {
         "kind": "batch",
-        "has_rows": True,
         "attempt_id": "a",
         "mine": True,
         "lost": False,
@@ -107,7 +106,7 @@ def test_abort_after_a_commit_keeps_the_outputs_of_the_commit(disk_fixture: Pipe
     written = Output(rows=3, bytes=9, files=1)
     task_account(VersionClosed(version=0, result="commit", outputs={"out": written}, **facts))
     task_account(VersionClosed(version=1, result="abort", outputs={}, **facts))
-    compacted = {**facts, "kind": "rewrite", "has_rows": False}
+    compacted = {**facts, "kind": "rewrite"}
     task_account(VersionClosed(version=2, result="commit", outputs={"out": written}, **compacted))
     assert task_account.outputs == {"out": written}
 

@@ -99,7 +99,7 @@ def test_rows_that_the_predicate_drops_are_counted(emitted: Emitted) -> None:
     from airflow_provider_streamsem.telemetry import VersionClosed
 
     event = VersionClosed(
-        version=0, kind="batch", has_rows=True, attempt_id="a", mine=True, lost=False, result="commit", ranges={}, next={}, counts={"filtered": 4},
+        version=0, kind="batch", attempt_id="a", mine=True, lost=False, result="commit", ranges={}, next={}, counts={"filtered": 4},
         outputs={}, schemas={}, duration_ms=7,
     )  # fmt: skip
     StatsListener(TAGS, "files")(event)
