@@ -66,7 +66,7 @@ def _stage_held(run: Run, replaced: int, plan_next: Planning) -> tuple[Plan, Sta
             plan = position.head.plan
             reprocess = plan.work if isinstance(plan.work, Reprocess) else None
             if reprocess is not None and reprocess.held and reprocess.replaces == replaced:
-                return plan, _staged_attempt_of(run, position.head)
+                return plan, _adopt_or_stage(run, position.head)
             if reprocess is not None and not reprocess.held:
                 raise InvalidError(
                     "a reprocessing run is open, and closing it would make its rows visible without a review; nothing was staged",
@@ -86,7 +86,7 @@ def _stage_held(run: Run, replaced: int, plan_next: Planning) -> tuple[Plan, Sta
     raise InvalidError("another process has closed the held version in the meantime; nothing is staged")
 
 
-def _staged_attempt_of(run: Run, head: OpenHead) -> StagedManifest:
+def _adopt_or_stage(run: Run, head: OpenHead) -> StagedManifest:
     staged = None if head.is_new else run.adopt(head)
     if staged is None:
         return run.stage(head)
