@@ -102,10 +102,15 @@ def rollback_returns_to_expired_versions(patch: pytest.MonkeyPatch) -> None:
 
 
 def compaction_mixes_expired_and_other_commits(patch: pytest.MonkeyPatch) -> None:
+    """If a rewrite is bound, the compaction rewrites its files together with all other visible files (W45)."""
     real = compact._Sizes.choose
-    patch.setattr(
-        compact._Sizes, "choose", lambda self, pipeline, name, seen, oldest: real(self, pipeline, name, seen, 0)
-    )
+
+    def choose(self: Any, pipeline: Any, name: str, seen: view.LogView, oldest: int) -> Any:
+        if any(view.is_bound(each, oldest) for each in seen.rewrites):
+            return [[*seen.sink(name)]]
+        return real(self, pipeline, name, seen, oldest)
+
+    patch.setattr(compact._Sizes, "choose", choose)
 
 
 def vacuum_deletes_before_the_expiry(patch: pytest.MonkeyPatch) -> None:
@@ -122,6 +127,6 @@ REWRITE_MUTATIONS = [
     Mutation(vacuum_deletes_rewrites_before_a_rollback, _MISSING, "rewrites"),
     Mutation(expired_commits_are_reprocessed, f"{_MISSING}|{_WRONG_ROWS}", "rewrites"),
     Mutation(rollback_returns_to_expired_versions, f"{_MISSING}|{_WRONG_ROWS}", "rewrites"),
-    Mutation(compaction_mixes_expired_and_other_commits, f"{_MISSING}|{_WRONG_ROWS}", "rewrites"),
+    Mutation(compaction_mixes_expired_and_other_commits, "I24", "rewrites"),
     Mutation(vacuum_deletes_before_the_expiry, f"{_MISSING}|{_WRONG_ROWS}", "rewrites"),
 ]
