@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.connectors.lookup import Lookup
 from airflow_provider_streamsem.connectors.sink import Sink
 from airflow_provider_streamsem.connectors.source import Source
@@ -80,13 +79,19 @@ def nothing_produced(sinks: Mapping[str, Sink], state: Json = None) -> Produced:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewriteJob:
-    """The input of one attempt to rewrite files of a dataset. ``schema`` is the columns of the sink, as schema JSON in Spark's form."""
+    """
+    The input of one attempt to rewrite files of a dataset.
 
-    sink: FilesSink
+    :attr schema: the columns of the sink, as schema JSON in Spark's form
+    :attr target_file_bytes: the size of the new files in bytes
+    """
+
+    sink: Sink
     files: Sequence[DataFile]
     schema: str
     version: int
     attempt_id: str
+    target_file_bytes: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

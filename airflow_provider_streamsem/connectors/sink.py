@@ -331,6 +331,58 @@ class Sink(ABC):
         """Return whether a column of the dataset can get a wider type."""
         return True
 
+    @property
+    def partitions(self) -> Sequence[str]:
+        """The columns by whose values the rows are distributed over files: each file has one combination of values. Default: none."""
+        return ()
+
+    # --- compaction: small files are rewritten, by versions of the log or by commits of a table
+
+    @property
+    def can_rewrite(self) -> bool:
+        """Whether a version of the log can rewrite small files of the sink (PROTOCOL.md, 4.11), which :meth:`stage_rewritten` writes."""
+        return False
+
+    def stage_rewritten(
+        self, frame: DataFrame, version: int, attempt_id: str, *, files: Sequence[DataFile], target_file_bytes: int
+    ) -> frozenset[str] | None:
+        """
+        Write the rows of files again, as :meth:`stage` does. Called only if :attr:`can_rewrite`.
+
+        :param frame: the rows of ``files``
+        :param target_file_bytes: the size of the new files in bytes
+        """
+        raise NotImplementedError
+
+    def urls(self, files: Sequence[DataFile]) -> list[str]:
+        """Return the paths or URLs of files of the dataset."""
+        return [f"{self.location.rstrip('/')}/{file.key}" for file in files]
+
+    @property
+    def compacts_table(self) -> bool:
+        """Whether :meth:`compact_table` can rewrite small files of the sink's table."""
+        return False
+
+    def compact_table(
+        self, *, target_file_bytes: int, max_bytes: int, dry_run: bool, before_commit: Callable[[], None]
+    ) -> list[TableRewrite]:
+        """
+        Rewrite small files of the table into fewer, larger ones. Called only if :attr:`compacts_table`.
+
+        Any process may call it while other processes publish. The commit of the table changes no row, and readers of the changes of the table find no new rows
+        in it. It sets no marker. The files that it removes from the table are not deleted, so older versions of the table remain readable.
+
+        :param target_file_bytes: the size of the new files in bytes
+        :param max_bytes: the maximum size in bytes of the files that one commit rewrites, if the table's library can divide the work
+        :param dry_run: write nothing, and return what would be rewritten
+        :param before_commit: called before each commit of the table, as late as the table's library allows. If it raises, nothing more is committed
+        :returns: one value for each commit of the table; empty if there is nothing to rewrite
+        :raises InvalidError: the table has requirements or files that the library cannot rewrite unchanged. Nothing was written
+        :raises UnavailableError: other writers changed the same files, or the store or catalog did not report the result of a request. No row was changed
+        :raises DataError: files cannot be read, or the rows of new files differ from those of the old files. No row was changed
+        """
+        raise NotImplementedError
+
 
 class PublishingSink(Sink):
     """
@@ -393,28 +445,3 @@ class PublishingSink(Sink):
     @abstractmethod
     def marker(self, pipeline_uuid: str, sink: str) -> SinkMarker | None:
         """Return the sink's marker for a pipeline; ``None`` if there is none, or if the sink keeps no markers."""
-
-    @property
-    def compacts_table(self) -> bool:
-        """Whether :meth:`compact_table` can rewrite small files of the sink's table."""
-        return False
-
-    def compact_table(
-        self, *, target_file_bytes: int, max_bytes: int, dry_run: bool, before_commit: Callable[[], None]
-    ) -> list[TableRewrite]:
-        """
-        Rewrite small files of the table into fewer, larger ones. Called only if :attr:`compacts_table`.
-
-        Any process may call it while other processes publish. The commit of the table changes no row, and readers of the changes of the table find no new rows
-        in it. It sets no marker. The files that it removes from the table are not deleted, so older versions of the table remain readable.
-
-        :param target_file_bytes: the size of the new files in bytes
-        :param max_bytes: the maximum size in bytes of the files that one commit rewrites, if the table's library can divide the work
-        :param dry_run: write nothing, and return what would be rewritten
-        :param before_commit: called before each commit of the table, as late as the table's library allows. If it raises, nothing more is committed
-        :returns: one value for each commit of the table; empty if there is nothing to rewrite
-        :raises InvalidError: the table has requirements or files that the library cannot rewrite unchanged. Nothing was written
-        :raises UnavailableError: other writers changed the same files, or the store or catalog did not report the result of a request. No row was changed
-        :raises DataError: files cannot be read, or the rows of new files differ from those of the old files. No row was changed
-        """
-        raise NotImplementedError

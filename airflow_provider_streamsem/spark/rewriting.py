@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -17,12 +16,10 @@ from airflow_provider_streamsem.spark.row_texts import row_text
 
 def rewrite(session: SparkSession, job: RewriteJob) -> RewrittenFiles:
     """Write the rows of the files to new files, and read both; see :class:`airflow_provider_streamsem.engine.Engine`."""
-    rows, sink = _read(session, job, job.files), job.sink
-    if not sink.partition_by and sink.target_file_bytes is not None:
-        # Spark measures the target size in shuffled rows, which may be several times larger than files. The size of the old files is a better measure.
-        rows = rows.repartition(max(1, -(-sum(file.bytes for file in job.files) // sink.target_file_bytes)))
-        sink = replace(sink, target_file_bytes=None)
-    accepted = sink.stage(rows, job.version, job.attempt_id)
+    rows = _read(session, job, job.files)
+    accepted = job.sink.stage_rewritten(
+        rows, job.version, job.attempt_id, files=job.files, target_file_bytes=job.target_file_bytes
+    )
     with telemetry.phase("collect"):
         output = job.sink.collect(job.version, job.attempt_id, accepted)
     return RewrittenFiles(output=output, before=_contents(rows), after=_contents(_read(session, job, output.files)))

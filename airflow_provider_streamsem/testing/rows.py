@@ -12,10 +12,10 @@ from typing import Any
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.columns import types as column_types
-from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.connectors.landing.messages import body_of
 from airflow_provider_streamsem.connectors.pipeline.source import PipelineSource
 from airflow_provider_streamsem.connectors.queue.source import QueueSource
+from airflow_provider_streamsem.connectors.sink import Sink
 from airflow_provider_streamsem.engine import Contents, Job, Produced, RewriteJob, RewrittenFiles
 from airflow_provider_streamsem.errors import DataError, InvalidError, StageError
 from airflow_provider_streamsem.protocol import keys
@@ -176,7 +176,7 @@ class RowsEngine:
         return Quarantine(rows=len(bad), keys=(key,))
 
 
-def _lines(sink: FilesSink, files: Sequence[DataFile]) -> list[str]:
+def _lines(sink: Sink, files: Sequence[DataFile]) -> list[str]:
     return [line for url in sink.urls(files) for line in Path(split_url(url)[1]).read_text().splitlines()]
 
 
@@ -222,9 +222,7 @@ def _refuse_what_needs_spark(job: Job) -> None:
         for name, sink in job.sinks.items()
         if sink.format != "json" and not sink.is_outside_log
     }
-    sinks |= {
-        f"partitions of sink {name}": "yes" for name, sink in job.sinks.items() if getattr(sink, "partition_by", ())
-    }
+    sinks |= {f"partitions of sink {name}": "yes" for name, sink in job.sinks.items() if sink.partitions}
     settings: dict[str, object] = {"where": job.where} if job.where is not None else {}
     settings |= {"lookups": sorted(job.lookups)} if job.lookups else {}
     settings |= {} if job.state_settings is None else {"state": job.state_settings.output_mode}

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_streamsem import arguments
@@ -199,6 +199,19 @@ class FilesSink(Sink):
 
         return write.write_files(frame, self, self.attempt_location(version, attempt_id))
 
+    @property
+    def can_rewrite(self) -> bool:
+        return True
+
+    def stage_rewritten(
+        self, frame: DataFrame, version: int, attempt_id: str, *, files: Sequence[DataFile], target_file_bytes: int
+    ) -> frozenset[str] | None:
+        if self.partition_by:
+            return replace(self, target_file_bytes=target_file_bytes).stage(frame, version, attempt_id)
+        # Spark measures the target size in shuffled rows, which may be several times larger than files. The size of the old files is a better measure.
+        frame = frame.repartition(max(1, -(-sum(file.bytes for file in files) // target_file_bytes)))
+        return replace(self, target_file_bytes=None).stage(frame, version, attempt_id)
+
     def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
         """Make each file of the attempt durable, and count its rows."""
         return self.collected(version, attempt_id, accepted)
@@ -242,9 +255,9 @@ class FilesSink(Sink):
             files = tuple(pool.map(data_file, staged))
         return Committable(format=self.format, rows=sum(f.rows for f in files), files=files)
 
-    def urls(self, files: Sequence[DataFile]) -> list[str]:
-        """Return the paths or URLs of files of the dataset."""
-        return [f"{self.path.rstrip('/')}/{file.key}" for file in files]
+    @property
+    def partitions(self) -> Sequence[str]:
+        return self.partition_by
 
     def attempts(self, version: int | None = None) -> set[tuple[int, str]]:
         """Return the attempts that have a directory. A directory with another name than that of an attempt was not written by this package."""

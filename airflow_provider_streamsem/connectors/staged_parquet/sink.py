@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
@@ -23,11 +23,6 @@ class StagedSink(PublishingSink):
     __slots__ = ()
 
     format: ClassVar[str] = "parquet"
-
-    @property
-    def partitions(self) -> Sequence[str]:
-        """Columns by whose values the rows are distributed over files. Default: none."""
-        return ()
 
     @property
     def _staging(self) -> FilesSink:

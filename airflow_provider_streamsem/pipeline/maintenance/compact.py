@@ -9,8 +9,6 @@ from dataclasses import dataclass, replace
 from airflow_provider_streamsem import registry, telemetry
 from airflow_provider_streamsem.arguments import text
 from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
-from airflow_provider_streamsem.connectors.files.sink import FilesSink
-from airflow_provider_streamsem.connectors.sink import PublishingSink
 from airflow_provider_streamsem.engine import Engine, RewriteJob
 from airflow_provider_streamsem.errors import (
     DataError,
@@ -124,8 +122,8 @@ def compact(
     log = log or commit_log_at(pipeline.log)
     existing_record(pipeline, log)
     sizes = _Sizes(target=target_file_bytes, most=max_bytes)
-    if sink is not None and (table := _table(pipeline, sink)) is not None:
-        return _compact_table(pipeline, log, sink, table, sizes, dry_run=dry_run)
+    if sink is not None and pipeline.sinks[sink].compacts_table:
+        return _compact_table(pipeline, log, sink, sizes, dry_run=dry_run)
     if dry_run:
         return _possible(pipeline, log, names, sizes)
     opened = bind(pipeline, log)
@@ -144,8 +142,8 @@ def _possible(pipeline: Pipeline, log: CommitLog, names: Sequence[str], sizes: _
 
 
 def _sinks(pipeline: Pipeline, sink: str | None) -> list[str]:
-    names = [name for name, each in pipeline.sinks.items() if isinstance(each, FilesSink) and not each.is_outside_log]
-    accepted = sorted([*names, *(name for name in pipeline.sinks if _table(pipeline, name) is not None)])
+    names = [name for name, each in pipeline.sinks.items() if each.can_rewrite]
+    accepted = sorted([*names, *(name for name, each in pipeline.sinks.items() if each.compacts_table)])
     if sink is not None and text("sink", sink) not in pipeline.sinks:
         raise InvalidError("the pipeline has no such sink; nothing was written", given=sink, accepted=accepted)
     if sink is not None and sink not in accepted:
@@ -168,21 +166,14 @@ def _sinks(pipeline: Pipeline, sink: str | None) -> list[str]:
     return sorted(names) if sink is None else [sink]
 
 
-def _table(pipeline: Pipeline, name: str) -> PublishingSink | None:
-    sink = pipeline.sinks[name]
-    return sink if isinstance(sink, PublishingSink) and sink.compacts_table else None
-
-
-def _compact_table(
-    pipeline: Pipeline, log: CommitLog, name: str, table: PublishingSink, sizes: _Sizes, *, dry_run: bool
-) -> list[Compacted]:
+def _compact_table(pipeline: Pipeline, log: CommitLog, name: str, sizes: _Sizes, *, dry_run: bool) -> list[Compacted]:
     """Compact the table of a sink. The log gets no version."""
     if dry_run:
         read_head(pipeline, log)  # checks that the log has the immutable fields of the pipeline
     else:
         opened = bind(pipeline, log)
         _refuse_removal(opened.log)
-    done = table.compact_table(
+    done = pipeline.sinks[name].compact_table(
         target_file_bytes=sizes.target,
         max_bytes=sizes.most,
         dry_run=dry_run,
@@ -226,12 +217,6 @@ def _refuse_removal(log: CommitLog) -> None:
         raise OpenVersionError(summary, version=plan.version)
 
 
-def _files_sink(pipeline: Pipeline, name: str) -> FilesSink:
-    sink = pipeline.sinks[name]
-    assert isinstance(sink, FilesSink)
-    return sink
-
-
 @dataclass(frozen=True, slots=True)
 class _Sizes:
     """Chooses the files to rewrite. ``target`` are the bytes of a new file, and ``most`` those of all files of one rewrite."""
@@ -241,7 +226,7 @@ class _Sizes:
 
     def choose(self, pipeline: Pipeline, name: str, view: LogView, oldest_readable: int) -> list[list[SegmentFile]]:
         """All files of a version belong to the same rewrite. A rewrite has either commits that have all expired, or others (W45)."""
-        visible, partition_by = view.sink(name), _files_sink(pipeline, name).partition_by
+        visible, partition_by = view.sink(name), pipeline.sinks[name].partitions
         last = {each.version: each.commits[-1] for each in view.rewrites if each.sink == name}
         by_version: dict[int, list[SegmentFile]] = defaultdict(list)
         for file in visible:
@@ -312,7 +297,6 @@ def _rewrite(name: str, commits: Sequence[int], chosen: Sequence[SegmentFile]) -
 class _Compaction:
     def __init__(self, opened: BoundPipeline, name: str, sizes: _Sizes, engine: Engine) -> None:
         self._opened, self._log, self._name, self._sizes, self._engine = opened, opened.log, name, sizes, engine
-        self._sink = replace(_files_sink(opened.pipeline, name), target_file_bytes=sizes.target)
 
     def run(self) -> Iterator[Compacted]:
         """Yield each rewrite after it was committed."""
@@ -373,7 +357,14 @@ class _Compaction:
         attempt_id, started_ms = log.clock.new_id(), log.clock.now_ms()
         # The columns of the newest of these commits. A later version may have columns that a rollback removes.
         schema = log.closed_outcome(work.commits[-1]).schemas[self._name]
-        job = RewriteJob(sink=self._sink, files=files, schema=schema, version=plan.version, attempt_id=attempt_id)
+        job = RewriteJob(
+            sink=self._opened.pipeline.sinks[self._name],
+            files=files,
+            schema=schema,
+            version=plan.version,
+            attempt_id=attempt_id,
+            target_file_bytes=self._sizes.target,
+        )
         with telemetry.phase("stage", version=plan.version, attempt_id=attempt_id):
             result = self._engine.rewrite(job, log)
         rows = sum(file.rows for file in files)
