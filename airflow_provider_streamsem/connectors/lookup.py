@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import fields
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_streamsem.errors import InvalidError, LookupChangedError, SourceChangedError
 from airflow_provider_streamsem.protocol.entries import Json
@@ -19,7 +19,7 @@ MOST_FILES = 1_000
 """Maximum number of files that a pin names. It bounds the size of a plan and the requests of a check."""
 
 
-class Lookup(Protocol):
+class Lookup(ABC):
     """
     A table that a transform reads beside the records of a batch.
 
@@ -30,30 +30,27 @@ class Lookup(Protocol):
     * A lookup is a frozen dataclass. Its fields are the keys of its table in TOML.
     """
 
+    __slots__ = ()
+    extra: ClassVar[str] = ""
+    """The extra of this package that installs the client library; ``""`` if there is no such extra."""
+    spark_packages: ClassVar[tuple[str, ...]] = ()
+    """As :attr:`airflow_provider_streamsem.connectors.source.Source.spark_packages`."""
+
     @property
+    @abstractmethod
     def reasons(self) -> tuple[str, ...]:
         """The guarantee of the pin, one sentence each."""
-        ...
 
     @property
-    def extra(self) -> str:
-        """The extra of this package that installs the client library; ``""`` if there is no such extra."""
-        ...
-
-    @property
-    def spark_packages(self) -> tuple[str, ...]:
-        """As :attr:`airflow_provider_streamsem.connectors.source.Source.spark_packages`."""
-        ...
-
-    @property
+    @abstractmethod
     def location(self) -> str | None:
         """URL of the location of the rows; ``None`` if there is none. It must not overlap the log or a dataset of the pipeline."""
-        ...
 
+    @abstractmethod
     def lineage(self) -> list[tuple[str, str]]:
         """Return the ``(namespace, name)`` of the table, in the form of OpenLineage dataset names. May read an Airflow connection or a log."""
-        ...
 
+    @abstractmethod
     def pin(self, now_ms: int) -> Json:
         """
         Return the pin that identifies the current rows of the table.
@@ -61,8 +58,8 @@ class Lookup(Protocol):
         :param now_ms: the time of the plan, in milliseconds UTC
         :raises UnavailableError: the table did not report the result of a request. Nothing was written
         """
-        ...
 
+    @abstractmethod
     def check_pin(self, pin: Json) -> None:
         """
         Check that the rows of a pin still exist, unchanged. The run calls this method before and after the transform.
@@ -70,19 +67,16 @@ class Lookup(Protocol):
         :raises LogDamagedError: the pin has another form, or names another table
         :raises LookupChangedError: the error names what was changed or is missing. Nothing became visible
         """
-        ...
 
+    @abstractmethod
     def load(self, spark: SparkSession, pin: Json) -> DataFrame:
         """Return the rows of a pin as a DataFrame."""
-        ...
 
 
-class SourceLookup(ABC):
+class SourceLookup(Lookup):
     """A lookup that reads the rows of a source. A subclass is a frozen dataclass, and its fields are arguments of the source."""
 
     __slots__ = ()
-    extra: ClassVar[str] = ""
-    spark_packages: ClassVar[tuple[str, ...]] = ()
     path: str
 
     @abstractmethod

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.commitlog.log import commit_log_at
-from airflow_provider_streamsem.connectors.lookup import checking_pin
+from airflow_provider_streamsem.connectors.lookup import Lookup, checking_pin
 from airflow_provider_streamsem.connectors.pins import decoded_pin
 from airflow_provider_streamsem.connectors.pipeline.upstream import UpstreamLog, naming_upstream, open_upstream
 from airflow_provider_streamsem.errors import LogDamagedError, LookupChangedError, SourceChangedError, UnavailableError
@@ -38,7 +38,7 @@ class ViewPin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class PipelineTable:
+class PipelineTable(Lookup):
     """
     A lookup table that another pipeline, the *upstream*, writes to a sink of type ``files``. The plan of a batch pins the newest closed version of the
     upstream. The lookup has the rows that are visible as of this version, as ``read_committed`` returns them.
@@ -48,8 +48,6 @@ class PipelineTable:
     :raises InvalidError: an argument is not valid
     """
 
-    extra: ClassVar[str] = ""
-    spark_packages: ClassVar[tuple[str, ...]] = ()
     reasons: ClassVar[tuple[str, ...]] = (
         "the plan pins a version of the other pipeline by the sha256 of its outcome; its files are checked by their sizes and checksums",
     )

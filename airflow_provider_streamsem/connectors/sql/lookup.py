@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from airflow_provider_streamsem import arguments
-from airflow_provider_streamsem.connectors.lookup import checking_pin
+from airflow_provider_streamsem.connectors.lookup import Lookup, checking_pin
 from airflow_provider_streamsem.connectors.pins import decoded_pin
 from airflow_provider_streamsem.connectors.sql import database
 from airflow_provider_streamsem.connectors.sql.column_types import read_columns
@@ -55,7 +55,7 @@ class RowsPin:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class JdbcTable:
+class JdbcTable(Lookup):
     """
     A lookup table in a database. One task of Spark reads the whole table, so it is for tables of up to some million rows.
 
@@ -71,7 +71,6 @@ class JdbcTable:
     """
 
     extra: ClassVar[str] = "jdbc"
-    spark_packages: ClassVar[tuple[str, ...]] = ()
     location: ClassVar[None] = None  # A dataset cannot overlap a database.
     conn_id: str
     table: str

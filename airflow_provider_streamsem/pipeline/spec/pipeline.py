@@ -146,7 +146,7 @@ class Pipeline:
             if name:
                 arguments.text("source name", name, pattern=NAME, accepted=NAME)
             _check_class("sources", source, Source)
-        if not isinstance(self.source, SeveralSources):
+        if not self._has_several_sources:
             return
         for name, source in parts.items():
             if source.reason_records_are_needed:
@@ -162,6 +162,10 @@ class Pipeline:
             )
 
     @property
+    def _has_several_sources(self) -> bool:
+        return isinstance(self.source, SeveralSources)
+
+    @property
     def source_extras(self) -> list[str]:
         """Return the extras of this package that install the client libraries of the sources, sorted."""
         return sorted({source.extra for source in self.source.parts.values()} - {""})
@@ -171,7 +175,7 @@ class Pipeline:
             raise InvalidError("lookups must map names to lookup tables", given=type(self.lookups).__name__)
         for name, lookup in self.lookups.items():
             arguments.text("lookup name", name, pattern=NAME, accepted=NAME)
-            registry.name_of("lookups", lookup)
+            _check_class("lookups", lookup, Lookup)
         if self.lookups and self.transform is None:
             raise InvalidError("a pipeline with `lookups` requires a transform", pipeline=self.name)
 
@@ -206,7 +210,7 @@ class Pipeline:
                 transform=str(transform),
                 accepted="a function that calls it with the records",
             )
-        if modes is not None and isinstance(self.source, SeveralSources):
+        if modes is not None and self._has_several_sources:
             raise InvalidError(
                 "this transform takes the records of one source, and the pipeline has several",
                 transform=str(transform),
@@ -368,7 +372,7 @@ class Pipeline:
     @property
     def _source_arguments(self) -> dict[str, Json]:
         """Return the arguments of the source in the structure of the TOML form, under ``source``; of several sources, under ``sources``."""
-        if isinstance(self.source, SeveralSources):
+        if self._has_several_sources:
             return {"sources": {name: _arguments("sources", source) for name, source in self.source.parts.items()}}
         return {"source": _arguments("sources", self.source)}
 
@@ -393,7 +397,7 @@ class Pipeline:
         """
         if self.transform is None:
             argument = "state" if self.state is not None else "sources"
-            if self.state is not None or isinstance(self.source, SeveralSources):
+            if self.state is not None or self._has_several_sources:
                 raise InvalidError(f"a pipeline with `{argument}` requires a transform", pipeline=self.name)
             return lambda frame: frame
         if callable(self.transform):
