@@ -238,21 +238,32 @@ def abort_drops_the_state(patch: pytest.MonkeyPatch) -> None:
         patch.setattr(module, "abort_outcome", lambda *args, **named: replace(real(*args, **named), state=None))
 
 
-def reprocess_uses_the_current_deduplication_state(patch: pytest.MonkeyPatch) -> None:
-    def dedup_state(self: run.Run, head: Any, plan: Any) -> Any:
-        return (None if head.outcome is None else head.outcome.state), plan.planned_at_ms
+def with_states(patch: pytest.MonkeyPatch, mutate: Callable[[Any, Any, Any], None]) -> None:
+    """Let ``mutate`` change the states of each attempt. It is called with the pipeline, the open head and the states."""
+    real = run.states_of
 
-    patch.setattr(run.Run, "_base_state", dedup_state)
+    def states_of(opened: Any, head: Any) -> Any:
+        found = real(opened, head)
+        mutate(opened, head, found)
+        return found
+
+    patch.setattr(run, "states_of", states_of)
+
+
+def reprocess_uses_the_current_deduplication_state(patch: pytest.MonkeyPatch) -> None:
+    def mutate(opened: Any, head: Any, found: Any) -> None:
+        found.base = None if head.outcome is None else head.outcome.state
+        found.batch_time_ms = head.plan.planned_at_ms
+
+    with_states(patch, mutate)
 
 
 def reprocess_ignores_ids_after_its_root(patch: pytest.MonkeyPatch) -> None:
-    real = run.Run._chain_states
+    def mutate(opened: Any, head: Any, found: Any) -> None:
+        if found.chain is not None:
+            found.chain = replace(found.chain, current=found.chain.commits[0][0])
 
-    def chain_states(self: run.Run, head: Any, plan: Any, reprocess: Any) -> Any:
-        states = real(self, head, plan, reprocess)
-        return states and replace(states, current=states.commits[0][0])
-
-    patch.setattr(run.Run, "_chain_states", chain_states)
+    with_states(patch, mutate)
 
 
 def adoption_does_not_check_the_deduplication_state(patch: pytest.MonkeyPatch) -> None:
@@ -260,12 +271,10 @@ def adoption_does_not_check_the_deduplication_state(patch: pytest.MonkeyPatch) -
 
 
 def each_attempt_reads_its_own_clock(patch: pytest.MonkeyPatch) -> None:
-    real = run.Run._base_state
+    def mutate(opened: Any, head: Any, found: Any) -> None:
+        found.batch_time_ms = opened.log.clock.now_ms()
 
-    def dedup_state(self: run.Run, head: Any, plan: Any) -> Any:
-        return real(self, head, plan)[0], self.opened.log.clock.now_ms()
-
-    patch.setattr(run.Run, "_base_state", dedup_state)
+    with_states(patch, mutate)
 
 
 def layers_expire_with_their_oldest_id(patch: pytest.MonkeyPatch) -> None:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_streamsem.pipeline.run import run
+from airflow_provider_streamsem.pipeline.run import states
 from airflow_provider_streamsem.state import files as state_files
 from airflow_provider_streamsem.stores.contract import ObjectStat
-from tests.simulation.mutations import Mutation, abort_drops_the_state
+from tests.simulation.mutations import Mutation, abort_drops_the_state, with_states
 
 
 def adoption_does_not_check_state_files(patch: pytest.MonkeyPatch) -> None:
@@ -18,20 +18,14 @@ def adoption_does_not_check_state_files(patch: pytest.MonkeyPatch) -> None:
 
 
 def reprocessing_changes_the_state(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(
-        run.Run,
-        "_state_after",
-        lambda self, head, job, produced: state_files.with_digests(self.opened.log.store, produced.state),
-    )
+    patch.setattr(states.ReprocessingStates, "after", states.BatchStates.after)
 
 
 def reprocessing_starts_from_the_newest_state(patch: pytest.MonkeyPatch) -> None:
-    real = run.Run._base_state
+    def mutate(opened: Any, head: Any, found: Any) -> None:
+        found.base = None if head.outcome is None else head.outcome.state
 
-    def dedup_state(self: Any, head: Any, plan: Any) -> Any:
-        return self._current_state(head), real(self, head, plan)[1]
-
-    patch.setattr(run.Run, "_base_state", dedup_state)
+    with_states(patch, mutate)
 
 
 def vacuum_deletes_shared_sst_files(patch: pytest.MonkeyPatch) -> None:

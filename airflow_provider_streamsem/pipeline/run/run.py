@@ -37,6 +37,7 @@ from airflow_provider_streamsem.pipeline.run.plan_reprocess import (
     plan_reprocess,
     refuse_sinks,
 )
+from airflow_provider_streamsem.pipeline.run.states import BatchStates, states_of
 from airflow_provider_streamsem.pipeline.spec import changes
 from airflow_provider_streamsem.pipeline.spec.binding import (
     BoundPipeline,
@@ -61,7 +62,7 @@ from airflow_provider_streamsem.pipeline.versions.commit import (
 from airflow_provider_streamsem.pipeline.versions.publish import publish
 from airflow_provider_streamsem.pipeline.versions.result import RunResult, empty_result, run_result
 from airflow_provider_streamsem.protocol import invariants
-from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan, StagedManifest
+from airflow_provider_streamsem.protocol.entries import Outcome, Plan, StagedManifest
 from airflow_provider_streamsem.protocol.kinds.alter import Alter
 from airflow_provider_streamsem.protocol.kinds.batch import Batch
 from airflow_provider_streamsem.protocol.kinds.reprocess import Reprocess
@@ -411,7 +412,9 @@ class Run:
         """Stage every sink, check the counts, and then store the manifest (W18)."""
         log, pipeline = self.opened.log, self.opened.pipeline
         started_ms = log.clock.now_ms()
-        job = self._job(head, plan, attempt_id)
+        states = states_of(self.opened, head)
+        states.check_base()
+        job = self._job(head, attempt_id, states)
         produced = self._produce(job)
         manifest = StagedManifest(
             version=plan.version,
@@ -424,24 +427,15 @@ class Run:
             quarantine=produced.quarantine,
             counts=produced.counts,
             publish=pipeline.sinks_outside_log,
-            state=self._state_after(head, job, produced),
+            state=states.after(produced),
             staged_ms=log.clock.now_ms() - started_ms,
             nonce=log.clock.new_id(),
         )
         log.put_staged(manifest)
         return manifest
 
-    def _job(self, head: OpenHead, plan: Plan, attempt_id: str) -> Job:
-        pipeline = self.opened.pipeline
-        state, batch_time_ms = self._base_state(head, plan)
-        reprocess = plan.work if isinstance(plan.work, Reprocess) else None
-        if reprocess is not None and not state_files.is_loadable(self.opened.log.store, state):
-            raise SourceChangedError(
-                "files of the state before the version are missing or were changed, for example because vacuum deleted them",
-                version=reprocess.replaces,
-            ).advising("restore the files below `state` in the log, or fork the pipeline before this version.")
-        if reprocess is None:
-            state_files.check_base(self.opened.log.store, state, plan.version)
+    def _job(self, head: OpenHead, attempt_id: str, states: BatchStates) -> Job:
+        pipeline, plan = self.opened.pipeline, head.plan
         return Job(
             source=pipeline.source,
             pins=pipeline.source.read_pins(plan.pins),
@@ -454,9 +448,9 @@ class Run:
             plan=plan,
             attempt_id=attempt_id,
             dedup=pipeline.dedup,
-            base_state=state,
-            batch_time_ms=batch_time_ms,
-            chain=None if reprocess is None else self._chain_states(head, plan, reprocess),
+            base_state=states.base,
+            batch_time_ms=states.batch_time_ms,
+            chain=states.chain,
             state_settings=pipeline.state,
             lookups=pipeline.lookups,
         )
@@ -483,49 +477,11 @@ class Run:
         )
         return produced
 
-    def _base_state(self, head: OpenHead, plan: Plan) -> tuple[Json, int]:
-        """Return both states, and ``planned_at_ms`` of their plan. For reprocessing, they are those of the batch at the root of the chain."""
-        if not isinstance(plan.work, Reprocess):
-            return self._current_state(head), plan.planned_at_ms
-        root = self.opened.log.find_root(plan.work.replaces)
-        return self._state_before(root), (self.opened.log.plan(root) or plan).planned_at_ms
-
-    def _chain_states(self, head: OpenHead, plan: Plan, reprocess: Reprocess) -> dedup_state.ChainStates | None:
-        """For reprocessing with deduplication across batches: the states of the chain's commits and of the log's head (W27)."""
-        settings = self.opened.pipeline.dedup
-        if settings is None or not settings.keeps_state:
-            return None
-        commits: list[tuple[Json, Json]] = []
-        version: int | None = reprocess.replaces
-        while version is not None:
-            outcome = self.opened.log.closed_outcome(version)
-            commits.append((self._state_before(version), outcome.state))
-            version = outcome.replaces
-        return dedup_state.ChainStates(
-            current=self._current_state(head), commits=tuple(reversed(commits)), planned_ms=plan.planned_at_ms
-        )
-
-    def _state_before(self, version: int) -> Json:
-        return self.opened.log.closed_outcome(version - 1).state if version else self.opened.record.initial_state
-
-    def _current_state(self, head: OpenHead) -> Json:
-        return self.opened.record.initial_state if head.outcome is None else head.outcome.state
-
-    def _state_after(self, head: OpenHead, job: Job, produced: Produced) -> Json:
-        """
-        Without operators' state, a reprocessing run changes the deduplication state. With operators' state, it changes neither of the two, because they must
-        cover the same records and the operators' state cannot be changed (W26, W27, W28).
-        """
-        if not isinstance(job.plan.work, Reprocess):
-            return state_files.with_digests(self.opened.log.store, produced.state)
-        is_changed = job.chain is not None and job.state_settings is None
-        return produced.state if is_changed else self._current_state(head)
-
     def _outcome(self, head: OpenHead, plan: Plan, staged: StagedManifest) -> Outcome:
         source, outcome = self.opened.pipeline.source, commit_outcome(self.opened.log, head, staged)
         if plan.gaps:
             outcome = replace(outcome, counts={**staged.counts, "gaps": source.count_gaps(plan.gaps)})
-        if isinstance(plan.work, Reprocess):  # reprocessing does not move the source (W26)
+        if not isinstance(plan.work, Batch):  # reprocessing does not move the source (W26)
             return outcome
         return replace(outcome, hint=source.next_hint(plan.hint, source.read_pins(plan.pins), staged.counts))
 
