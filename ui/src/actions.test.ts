@@ -2,7 +2,14 @@ import { describe, expect, it } from "vitest";
 import { isComplete, params, problem, suggested, type Values } from "./actions";
 import type { ActionForm, FormField, VersionRow } from "./api/client";
 
-const ROW = { version: 7, kind: "batch", result: "commit", replaces: null, replaced_by: null } as VersionRow;
+const ROW = {
+  version: 7,
+  kind: "batch",
+  of_kind: { has_rows: true },
+  result: "commit",
+  replaces: null,
+  replaced_by: null,
+} as VersionRow;
 
 function form(name: string, ...fields: Partial<FormField>[]): ActionForm {
   const field: FormField = { name, help: "", type: "string", minimum: null, maximum: null, required: false, needs: "" };
@@ -82,6 +89,7 @@ describe("a form", () => {
     expect(suggested(ROW)).toEqual({ action: "reprocess", values: { versions: "7" } });
     expect(suggested({ ...ROW, replaced_by: 9 }).action).toBe("reprocess");
     expect(suggested({ ...ROW, kind: "reprocess", replaces: 2 }).action).toBe("verify");
+    expect(suggested({ ...ROW, kind: "note", of_kind: { ...ROW.of_kind, has_rows: false } }).action).toBe("verify");
     expect(suggested({ ...ROW, is_rolled_back: true }).action).toBe("verify");
     expect(suggested({ ...ROW, kind: "reprocess", result: "held" }).action).toBe("abort");
   });

@@ -13,7 +13,8 @@ export function suggested(row: VersionRow | undefined): { action: string; values
   const state = versionState(row);
   if (state === "open" || state === "held") return { action: "abort", values: {} };
   if (state === "pending") return { action: "skip", values: {} };
-  const isVisibleBatch = row.kind === "batch" && (state === "committed" || state === "replaced");
+  const isVisibleBatch =
+    row.of_kind.has_rows && row.replaces === null && (state === "committed" || state === "replaced");
   return isVisibleBatch
     ? { action: "reprocess", values: { versions: String(row.version) } }
     : { action: "verify", values: {} };

@@ -36,7 +36,7 @@ function cells(id: string, row: VersionRow) {
     </VersionLink>,
     <Stack key="state" gap="0">
       {label(row)}
-      {row.description === row.of_kind.label || row.kind === "batch" ? null : <span>{row.description}</span>}
+      {[row.of_kind.label, row.kind].includes(row.description) ? null : <span>{row.description}</span>}
       {rewritten(row) === 0 ? null : <span>{count(rewritten(row))} rows in new files</span>}
       {row.reason === "" ? null : <span>{row.reason}</span>}
     </Stack>,

@@ -48,7 +48,7 @@ function Detail({ id, detail }: { id: string; detail: VersionDetail }) {
       <Facts
         facts={[
           ["State", label(row)],
-          ["Description", row.kind === "batch" ? "" : row.description],
+          ["Description", row.description === row.kind ? "" : row.description],
           ["Expired", row.is_expired ? "cannot be read or rolled back to, and vacuum may have deleted its files" : ""],
           ["Reason", row.reason],
           ["Replaced by", link(row.replaced_by)],
