@@ -27,9 +27,9 @@ class StreamsemError(Exception):
     """
     Base class of all errors of this package. Only its subclasses are raised.
 
-    :param summary: what happened, and whether anything was written or is visible
+    :param summary: what happened, a semicolon, and what is true now. The second part may be left out if the class has an :attr:`effect`
     :param fields: facts such as paths and versions, shown as ``(key=value, …)`` in the message and stored in :attr:`fields`
-    :cvar effect: what is true after each error of the class. It is appended to a summary that does not say "nothing …" itself
+    :cvar effect: what is true after an error of the class whose summary does not say it
     :cvar retryable: whether a retry without any change may succeed. If not, the Airflow operators fail the task without a retry
     :cvar do: the recommended action. It is the end of the message, after ``Do:``
     """
@@ -41,7 +41,7 @@ class StreamsemError(Exception):
     def __init__(self, summary: str, **fields: object) -> None:
         if type(self) is StreamsemError:
             raise TypeError("StreamsemError is an abstract base class. Do: raise one of its subclasses.")
-        if self.effect and "othing" not in summary:  # the summary does not say itself that nothing changed
+        if self.effect and "; " not in summary:
             summary = f"{summary}; {self.effect}"
         super().__init__(summary)
         self.summary = summary

@@ -40,7 +40,7 @@ class DeltaPlanner(TablePlanner):
     """The hint is the newest entry that a plan has read: ``{"version": v, "entry": sha256}``. It detects a history that was rewritten."""
 
     versions, initial, number = VERSIONS, SNAPSHOT, "version"
-    recreated_error = "the Delta table has another id than in the committed offsets: it was deleted and recreated, or replaced. Nothing was written"
+    recreated_error = "the Delta table has another id than in the committed offsets: it was deleted and recreated, or replaced; nothing was written"
     missing_file_error = (
         "an unread file of the Delta table is missing, for example because of VACUUM; nothing was written"
     )
@@ -65,8 +65,8 @@ class DeltaPlanner(TablePlanner):
             went_back = version > newest or (entry is not None and entry.digest != digest)
         if went_back:
             summary = (
-                "the Delta table lacks versions that were read, or has other versions with their numbers: its log was restored from an older copy. "
-                "Nothing was written"
+                "the Delta table lacks versions that were read, or has other versions with their numbers: its log was restored from an older copy; "
+                "nothing was written"
             )
             raise SourceChangedError(summary, table=self._path, next=first, newest=newest, read=version).advising(
                 "restore the newest copy of the table's log and run again. To read the table in its current state, use a new log."
@@ -137,7 +137,7 @@ class DeltaPlanner(TablePlanner):
     def _pins_of(self, version: int, entry: Entry | None, committed_ms: int, oldest: int | None) -> list[FilePin]:
         """``committed_ms`` is the modification time of the entry (UTC), and ``oldest`` the oldest version that has an entry."""
         if entry is None:
-            summary = "unread versions of the Delta table are missing: their entries were deleted from its log. Nothing was written"
+            summary = "unread versions of the Delta table are missing: their entries were deleted from its log; nothing was written"
             raise SourceChangedError(summary, table=self._path, version=version, oldest=oldest).advising(OR_RECORD_GAP)
         if entry.changes_rows and self._changes == "skip":
             logger.warning("skipping version %d of the Delta table %s: %s changes rows", version, self._path, entry.operation)  # fmt: skip

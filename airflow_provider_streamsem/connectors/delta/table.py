@@ -206,7 +206,7 @@ def open_at_version(path: str, version: int) -> Any:
     try:
         return DeltaTable(normalised(path), version=version, storage_options=options or None)
     except Exception as error:
-        summary = "the Delta table cannot be opened at a version: entries of its log may have been deleted. Nothing became visible"
+        summary = "the Delta table cannot be opened at a version: entries of its log may have been deleted; nothing became visible"
         facts = {"table": path, "version": version, "problem": type(error).__name__}
         raise error_class(error, SourceChangedError)(summary, **facts) from error
 

@@ -55,7 +55,7 @@ class IcebergPlanner(TablePlanner):
     """
 
     versions, initial, number = SNAPSHOTS, INITIAL, "sequence"
-    recreated_error = "the Iceberg table has another UUID than in the committed offsets: it was dropped and recreated, or replaced. Nothing was written"
+    recreated_error = "the Iceberg table has another UUID than in the committed offsets: it was dropped and recreated, or replaced; nothing was written"
     missing_file_error = "an unread file of the Iceberg table is missing, for example because its snapshot was expired; nothing was written"
     gaps_warning = "recording snapshots of the Iceberg table %s as gaps: %s"
 
@@ -79,7 +79,7 @@ class IcebergPlanner(TablePlanner):
         if type(newest) is int and newest in snapshots and str(snapshots[newest].snapshot_id) != read:
             is_rewritten = True
         if is_rewritten:
-            summary = "the branch of the Iceberg table lacks snapshots that were read or planned: it was rolled back or rewritten. Nothing was written"
+            summary = "the branch of the Iceberg table lacks snapshots that were read or planned: it was rolled back or rewritten; nothing was written"
             facts = {"branch": self._branch, "next": first, "newest": lineage.end - 1}
             raise SourceChangedError(summary, **facts).advising(
                 "set the branch back to a descendant of the snapshot that was read, and run again. To read the table in its current state, use a new log."

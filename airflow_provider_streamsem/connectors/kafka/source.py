@@ -240,7 +240,7 @@ class KafkaSource(Source):
             pin, end = pinned[p], ends[p]
             has_new_leader = end.epoch != pin.epoch >= 0
             if end.offset < pin.end or (has_new_leader and cluster.was_truncated(p, pin.end, pin.epoch)):
-                summary = "a partition was truncated below the planned end: Kafka lost records. Nothing became visible"
+                summary = "a partition was truncated below the planned end: Kafka lost records; nothing became visible"
                 raise SourceChangedError(
                     summary, partition=p.name, range=(pin.start, pin.end), end=end.offset
                 ).advising(_DO_TRUNCATED)
@@ -324,7 +324,7 @@ def _present(
     first, last = unread
     if p in ends and ends[p].offset < last:
         # These offsets must not become a gap: future records of the partition will have them, and would be skipped.
-        summary = "a partition ends before the end offset of the run: it was truncated, or the isolation level was changed. Nothing was written"
+        summary = "a partition ends before the end offset of the run: it was truncated, or the isolation level was changed; nothing was written"
         raise SourceChangedError(summary, partition=p.name, range=unread, end=ends[p].offset).advising(_DO_TRUNCATED)
     low = min(max(lows.get(p, first), first), last)
     return low, last if p in ends else low
@@ -416,7 +416,7 @@ class KafkaPlanner(Planner):
             if on_data_loss == "fail" or not topic_id or not current_id:
                 summary = (
                     "a topic has another id than in the committed offsets. It was deleted and recreated, and its unread records are lost; or the cluster "
-                    "started or stopped assigning topic ids. Nothing was written"
+                    "started or stopped assigning topic ids; nothing was written"
                 )
                 raise SourceChangedError(summary, topic=topic, committed=topic_id, found=current_id).advising(
                     OR_RECORD_GAP
@@ -441,7 +441,7 @@ class KafkaPlanner(Planner):
             )
             if is_truncated:
                 summary = (
-                    "a partition was truncated below the committed offset: Kafka lost records. Nothing was written"
+                    "a partition was truncated below the committed offset: Kafka lost records; nothing was written"
                 )
                 raise SourceChangedError(summary, partition=p.name, committed=committed, end=end.offset).advising(
                     _DO_TRUNCATED

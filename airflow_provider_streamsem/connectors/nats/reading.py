@@ -106,7 +106,7 @@ def _planned_stream(client: NatsClient, part: SequencePin) -> StreamState:
         summary = "the planned stream was deleted, or deleted and recreated"
         raise RecordsMissingError(summary, partition=part.partition)
     if state.end < part.end:
-        summary = "the stream ends below the planned range: it lost messages. Nothing became visible"
+        summary = "the stream ends below the planned range: it lost messages; nothing became visible"
         raise SourceChangedError(summary, partition=part.partition, range=(part.start, part.end), end=state.end)
     return state
 

@@ -244,7 +244,7 @@ def _check_history(client: NatsClient, state: StreamState, sequence: int, time: 
     """A server that lost data assigns its sequences to other messages. ``time`` is as the server writes it; ``""``: unknown."""
     message = client.message(state.name, sequence) if sequence < state.end and time else None
     if sequence >= state.end or (message is not None and message.time != time):
-        summary = "the stream lost its newest messages: it ends below a sequence that it had, or another message has this sequence. Nothing became visible"
+        summary = "the stream lost its newest messages: it ends below a sequence that it had, or another message has this sequence; nothing became visible"
         raise SourceChangedError(summary, partition=state.partition, sequence=sequence, end=state.end).advising(
             "restore the stream, or start a new pipeline with a new log that reads the stream as it is now. Messages at and above this sequence may differ "
             "from those that were committed."
@@ -334,7 +334,7 @@ def _refuse_other_incarnations(partitions: set[str], state: StreamState) -> None
     others = sorted(name for name in partitions if name != state.partition)
     if others:
         raise SourceChangedError(
-            "the stream has another creation time than in the committed offsets: it was deleted and recreated, and its unread messages are lost. Nothing was "
+            "the stream has another creation time than in the committed offsets: it was deleted and recreated, and its unread messages are lost; nothing was "
             "written",
             committed=others,
             found=state.partition,

@@ -93,7 +93,7 @@ class PulsarPlanner(Planner):
         """No partition may end below its committed offset."""
         for name, offset in sorted(start.items()):
             if name in ledgers and ledgers[name].end < offset:
-                summary = "a partition ends below the committed offset: Pulsar lost messages. Nothing was written"
+                summary = "a partition ends below the committed offset: Pulsar lost messages; nothing was written"
                 raise SourceChangedError(summary, partition=name, committed=offset, end=ledgers[name].end).advising(
                     DO_LOST
                 )

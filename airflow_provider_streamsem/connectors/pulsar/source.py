@@ -156,7 +156,7 @@ class PulsarSource(Source):
                     summary = "Pulsar no longer has a planned ledger"
                     raise RecordsMissingError(summary, partition=topic, ledger=pin.ledger, entries=(pin.start, pin.end))
                 if found is not None and found < pin.end:
-                    summary = "a ledger has fewer entries than planned: Pulsar lost messages. Nothing became visible"
+                    summary = "a ledger has fewer entries than planned: Pulsar lost messages; nothing became visible"
                     raise SourceChangedError(
                         summary, partition=topic, ledger=pin.ledger, planned=pin.end, entries=found
                     ).advising(DO_LOST)
