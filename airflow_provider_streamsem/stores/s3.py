@@ -168,15 +168,16 @@ def client(s3_access: S3Access, *, attempts: int) -> Any:
     :param attempts: maximum number of attempts per request, including the first
     :raises InvalidError: boto3 refuses the endpoint, the region or the profile
     """
-    return _client(attempts, os.getpid(), _aws_variables(), s3_access)
+    return _client(attempts, os.getpid(), aws_variables(), s3_access)
 
 
 def session(s3_access: S3Access) -> Any:
     """Return a boto3 session for an access. Sessions are cached per process and per set of ``AWS_*`` variables."""
-    return _session(os.getpid(), _aws_variables(), s3_access)
+    return _session(os.getpid(), aws_variables(), s3_access)
 
 
-def _aws_variables() -> tuple[tuple[str, str], ...]:
+def aws_variables() -> tuple[tuple[str, str], ...]:
+    """Return the ``AWS_*`` environment variables. A client that was created with other ones is not used again."""
     return tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith("AWS_")))
 
 

@@ -18,6 +18,7 @@ from airflow_provider_streamsem.connectors.kinesis import reading
 from airflow_provider_streamsem.connectors.kinesis.pins import Partition, is_time
 from airflow_provider_streamsem.errors import SourceChangedError, StoreRefusedError, UnavailableError
 from airflow_provider_streamsem.stores.concurrency import in_threads
+from airflow_provider_streamsem.stores.s3 import aws_variables
 
 T = TypeVar("T")
 K = TypeVar("K")
@@ -86,7 +87,7 @@ class KinesisStream:
 
     def __init__(self, name: str, settings: Mapping[str, Any]) -> None:
         self._name = name
-        self._client = _client(os.getpid(), _aws_environment(), tuple(sorted(settings.items())))
+        self._client = _client(os.getpid(), aws_variables(), tuple(sorted(settings.items())))
 
     def listing(self) -> Listing:
         """One request for the stream (``SourceChangedError`` if it does not exist), and one for each 10,000 shards."""
@@ -256,10 +257,6 @@ class KinesisStream:
         return UnavailableError(
             "Kinesis did not report the result of a request; nothing was written", stream=self._name, code=code
         )
-
-
-def _aws_environment() -> tuple[tuple[str, str], ...]:
-    return tuple(sorted((name, value) for name, value in os.environ.items() if name.startswith("AWS_")))
 
 
 @lru_cache(maxsize=16)

@@ -123,6 +123,9 @@ def alter(
     return _alter(opened, alter_from, frozenset(moved), dry_run=dry_run)
 
 
+_ABORT_REASON = "the pipeline is altered"
+
+
 def _alter(opened: BoundPipeline, alter_from: str | None, moved: frozenset[str], *, dry_run: bool) -> Alteration:
     log, head, aborted = opened.log, opened.head, None
     for _ in range(_TRIES):
@@ -160,8 +163,8 @@ def _alter(opened: BoundPipeline, alter_from: str | None, moved: frozenset[str],
         if dry_run:
             return replace(result, aborted=_aborted_by_alter(head))
         if isinstance(head, OpenHead) or head.has_pending_publishes:
-            head, outcome = settle_and_publish(opened, head, "alter", abort_reason="the pipeline is altered")
-            if outcome is not None and not outcome.committed:
+            head, outcome = settle_and_publish(opened, head, "alter", abort_reason=_ABORT_REASON)
+            if outcome is not None and outcome.reason == _ABORT_REASON:  # not the abort of a run
                 aborted = outcome.version
             continue
         head, version = _commit(opened, head, changes, altered)

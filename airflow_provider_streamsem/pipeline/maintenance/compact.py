@@ -20,7 +20,7 @@ from airflow_provider_streamsem.errors import (
 from airflow_provider_streamsem.pipeline.maintenance.idle import idle_head
 from airflow_provider_streamsem.pipeline.spec.binding import (
     BoundPipeline,
-    bind,
+    bind_existing,
     existing_record,
     read_head,
 )
@@ -120,13 +120,14 @@ def compact(
     dry_run = DRY_RUN.checked(dry_run)
     names = _sinks(pipeline, sink)
     log = log or commit_log_at(pipeline.log)
-    existing_record(pipeline, log)
+    if dry_run:
+        existing_record(pipeline, log)
     sizes = _Sizes(target=target_file_bytes, most=max_bytes)
     if sink is not None and pipeline.sinks[sink].compacts_table:
         return _compact_table(pipeline, log, sink, sizes, dry_run=dry_run)
     if dry_run:
         return _possible(pipeline, log, names, sizes)
-    opened = bind(pipeline, log)
+    opened = bind_existing(pipeline, log)
     engine = engine or registry.load("engines", "spark")()
     return [done for name in names for done in _Compaction(opened, name, sizes, engine).run()]
 
@@ -171,7 +172,7 @@ def _compact_table(pipeline: Pipeline, log: CommitLog, name: str, sizes: _Sizes,
     if dry_run:
         read_head(pipeline, log)  # checks that the log has the immutable fields of the pipeline
     else:
-        opened = bind(pipeline, log)
+        opened = bind_existing(pipeline, log)
         _refuse_removal(opened.log)
     done = pipeline.sinks[name].compact_table(
         target_file_bytes=sizes.target,

@@ -13,9 +13,8 @@ from airflow_provider_streamsem.deduplication import state as dedup_state
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, MarkerLostError
 from airflow_provider_streamsem.pipeline.spec.binding import (
     BoundPipeline,
-    bind,
+    bind_existing,
     check_immutable_config,
-    existing_record,
 )
 from airflow_provider_streamsem.pipeline.spec.location import with_log_location
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
@@ -104,8 +103,7 @@ def rollback(
         text("run_key", run_key)
     _refuse_sinks(pipeline, f"--at {to}" if until_ms is None else "--until TIME")
     log = log or commit_log_at(pipeline.log)
-    existing_record(pipeline, log)
-    opened = bind(pipeline, log)
+    opened = bind_existing(pipeline, log)
     to = newest_closed_until(log, until_ms) if until_ms is not None else to
     assert to is not None
     return _roll_back(opened, to, run_key, by_time=until_ms is not None)

@@ -15,7 +15,7 @@ from airflow_provider_streamsem.errors import LogDamagedError, StreamsemError
 from airflow_provider_streamsem.pipeline.maintenance import retention
 from airflow_provider_streamsem.pipeline.maintenance.old_layers import unneeded_layers
 from airflow_provider_streamsem.pipeline.spec.binding import (
-    bind,
+    bind_existing,
     check_immutable_config,
     claim_datasets,
     existing_record,
@@ -213,7 +213,7 @@ def _delete_expired(
         oldest = wanted
         if not deletion.is_dry_run:
             # A rewrite may have been committed since the head was read, so judge by the outcome of the expiry.
-            newest = retention.expire(bind(pipeline, log), wanted)
+            newest = retention.expire(bind_existing(pipeline, log), wanted)
             oldest = newest.oldest_readable
     for name, sink, version, attempt_id in _expired_attempts(pipeline, log, newest, sinks, begin, oldest):
         deletion.attempt(name, sink, version, attempt_id)

@@ -11,7 +11,7 @@ from airflow_provider_streamsem.engine import Engine
 from airflow_provider_streamsem.pipeline.run.plan import visible_commits
 from airflow_provider_streamsem.pipeline.run.plan_reprocess import current_commit, refuse_sinks
 from airflow_provider_streamsem.pipeline.run.run import run_batch, run_reprocessing
-from airflow_provider_streamsem.pipeline.spec.binding import bind
+from airflow_provider_streamsem.pipeline.spec.binding import bind_existing
 from airflow_provider_streamsem.pipeline.spec.guarantee import guarantee
 from airflow_provider_streamsem.pipeline.spec.location import with_log_location
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
@@ -75,7 +75,7 @@ def _reprocess(
 ) -> RunResult:
     VERSION.checked(version)
     refuse_sinks(pipeline)
-    opened = bind(pipeline, log or commit_log_at(pipeline.log))
+    opened = bind_existing(pipeline, log or commit_log_at(pipeline.log))
     # The listing may lag. With an old head, the default run key could be that of a completed reprocessing run, and an existing version could be refused (W24).
     opened = replace(opened, head=opened.log.confirm_head(opened.head))
     if run_key is None:

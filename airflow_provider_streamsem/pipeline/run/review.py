@@ -19,7 +19,7 @@ from airflow_provider_streamsem.pipeline.run.plan_reprocess import (
     refuse_sinks,
 )
 from airflow_provider_streamsem.pipeline.run.run import Planning, Run
-from airflow_provider_streamsem.pipeline.spec.binding import BoundPipeline, bind
+from airflow_provider_streamsem.pipeline.spec.binding import BoundPipeline, bind_existing
 from airflow_provider_streamsem.pipeline.spec.location import with_log_location
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.pipeline.versions.commit import is_held
@@ -121,7 +121,7 @@ def stage_reprocessing(
     """
     VERSION.checked(version)
     refuse_sinks(pipeline)
-    opened = bind(pipeline, log or commit_log_at(pipeline.log))
+    opened = bind_existing(pipeline, log or commit_log_at(pipeline.log))
     opened = replace(opened, head=opened.log.confirm_head(opened.head))
     current = current_commit(opened, opened.head, version)
     # Each request has its own key, so that a version that was aborted is never taken for the one that is committed later.
@@ -160,7 +160,7 @@ def commit_held(
     :raises InvalidError: the version is not held, it was aborted, it has no such attempt, or files of the attempt are missing
     """
     VERSION.checked(version)
-    opened = bind(pipeline, log or commit_log_at(pipeline.log))
+    opened = bind_existing(pipeline, log or commit_log_at(pipeline.log))
     opened = replace(opened, head=opened.log.confirm_head(opened.head))
     plan = opened.log.plan(version)
     if plan is None or not isinstance(plan.work, Reprocess) or not plan.work.held:

@@ -52,8 +52,20 @@ def bind(pipeline: Pipeline, log: CommitLog) -> BoundPipeline:
         another log
     """
     extras.check(pipeline.extras, pipeline=pipeline.name)
-    record = find_record(pipeline, log) or create_log(pipeline, log)
-    _check_name(pipeline, record)
+    record = find_record(pipeline, log)
+    if record is None:
+        record = create_log(pipeline, log)
+        _check_name(pipeline, record)  # another process may have created the log
+    return _bind(pipeline, log, record)
+
+
+def bind_existing(pipeline: Pipeline, log: CommitLog) -> BoundPipeline:
+    """Open the pipeline's log as :func:`bind` does. Raises ``InvalidError`` if the log does not exist."""
+    extras.check(pipeline.extras, pipeline=pipeline.name)
+    return _bind(pipeline, log, existing_record(pipeline, log))
+
+
+def _bind(pipeline: Pipeline, log: CommitLog, record: PipelineRecord) -> BoundPipeline:
     head = log.find_head()
     if head.binding_spec is None:
         assert isinstance(head, ClosedHead)  # an open version names its spec

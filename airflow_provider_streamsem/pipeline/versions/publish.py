@@ -16,7 +16,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
 from airflow_provider_streamsem.connectors.columns.recorded import fields
 from airflow_provider_streamsem.connectors.sink import PublishingSink, SinkCommit
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, MarkerConflictError
-from airflow_provider_streamsem.pipeline.spec.binding import BoundPipeline, bind
+from airflow_provider_streamsem.pipeline.spec.binding import BoundPipeline, bind_existing
 from airflow_provider_streamsem.pipeline.spec.location import with_log_location
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.protocol.entries import (
@@ -243,7 +243,7 @@ def skip(
     :raises PublishError: another sink of the version refuses it. The version stays committed, and its receipts are not stored
     """
     text("reason", reason)
-    opened = bind(pipeline, log or commit_log_at(pipeline.log))
+    opened = bind_existing(pipeline, log or commit_log_at(pipeline.log))
     skipped_sinks = (sink,) if isinstance(sink, str) else text_list("sink", sink)
     for name in skipped_sinks:
         publishing_sink(pipeline, name)
