@@ -4,7 +4,7 @@ Writes files directly under their final names, with the writer and the commit pr
 Every task attempt writes under unique random names. Spark's driver writes a list of the files of the task attempts that it has accepted. With this list, no
 file must be renamed. It never contains a file of a task attempt that failed, or of a speculative attempt that was not accepted.
 
-The JVM classes that this module uses are not public API. If a class is missing, :func:`is_possible` returns ``False``.
+The JVM classes that this module uses are not public API. They were tried in Spark 4.0 and 4.1. If a class is missing, :func:`is_possible` returns ``False``.
 """
 
 from __future__ import annotations

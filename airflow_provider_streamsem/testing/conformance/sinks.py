@@ -3,47 +3,34 @@
 from __future__ import annotations
 
 import hashlib
-import io
-import json
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import pytest
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.rate.source import RateSource
 from airflow_provider_streamsem.connectors.sink import PublishingSink, SinkCommit
-from airflow_provider_streamsem.delivery import LABELS
 from airflow_provider_streamsem.errors import MarkerConflictError, MarkerLostError, StreamsemError
-from airflow_provider_streamsem.pipeline.spec import pipeline as spec
-from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Marker, Receipt
-from airflow_provider_streamsem.protocol.keys import data_prefix
-from airflow_provider_streamsem.stores.dataset import open_dataset
 from airflow_provider_streamsem.stores.memory import MemoryStore
-from airflow_provider_streamsem.testing.conformance.imports import CLIENTS, imported_by
+from airflow_provider_streamsem.testing.conformance.staging import (
+    ATTEMPT,
+    LOG,
+    NAME,
+    UUID,
+    DatasetSystem,
+    StagingContract,
+)
 from airflow_provider_streamsem.testing.steps import Steps
 from airflow_provider_streamsem.testing.stores import Crash
 
-_LOG = "memory://conformance"
-_SINK = "conformance"
-_ATTEMPT = "a" * 32
 
-
-class SinkSystem(ABC):
-    """
-    An external system without rows, and a sink that publishes to it.
-
-    :attr schema: the columns of a row, as schema JSON in Spark's form
-    :attr secrets: texts that must appear in no stored or printed value, such as passwords of the connection
-    """
-
-    schema = '{"type": "struct", "fields": [{"name": "id", "type": "long", "nullable": true, "metadata": {}}]}'
-    secrets: Sequence[str] = ()
+class SinkSystem(DatasetSystem):
+    """An external system without rows, and a sink that publishes to it."""
 
     @abstractmethod
     def sink(self) -> PublishingSink:
@@ -66,12 +53,6 @@ class SinkSystem(ABC):
     def lose_markers(self) -> None:
         """Delete the storage of the markers. Not called for a sink without markers."""
 
-    def table(self, ids: Sequence[int]) -> Any:
-        """Return a pyarrow table with one row for each id, with the columns of :attr:`schema`."""
-        import pyarrow
-
-        return pyarrow.table({"id": pyarrow.array(ids, pyarrow.int64())})
-
     def lost_reply(self) -> Exception:
         """Return the error that the client of the system raises if it gets no reply."""
         return ConnectionError("the reply was lost")
@@ -88,7 +69,7 @@ class Commits:
     :param uuid: uuid of the pipeline
     """
 
-    def __init__(self, system: SinkSystem, uuid: str = "0" * 32) -> None:
+    def __init__(self, system: SinkSystem, uuid: str = UUID) -> None:
         self.system, self.uuid = system, uuid
         self._log = CommitLog(MemoryStore())
         self._version = -1
@@ -96,24 +77,18 @@ class Commits:
 
     def next(self, ids: Sequence[int], *, replaces: SinkCommit | None = None) -> SinkCommit:
         """Stage one row for each id, and return the next commit. With ``replaces``, it replaces the rows of another commit."""
-        import pyarrow.parquet
-
         self._version = version = self._version + 1
         sink = self.system.sink()
-        sink.claim(self.uuid, _LOG, new=version == 0)
+        sink.claim(self.uuid, LOG, new=version == 0)
         sink.resolve_schema(self.system.schema)
         if ids:
-            written = io.BytesIO()
-            pyarrow.parquet.write_table(self.system.table(ids), written)
-            open_dataset(sink.location).create(
-                f"{data_prefix(version, _ATTEMPT)}part-00000.parquet", written.getvalue()
-            )
+            self.system.stage(version, ids)
         commit = SinkCommit(
             pipeline_uuid=self.uuid,
-            sink=_SINK,
+            sink=NAME,
             version=version,
             outcome=hashlib.sha256(str(version).encode()).hexdigest(),
-            committable=sink.collect(version, _ATTEMPT),
+            committable=sink.collect(version, ATTEMPT),
             schema=self.system.schema,
             root=version if replaces is None else replaces.root,
             replaced={} if replaces is None else {replaces.root: replaces.committable},
@@ -161,38 +136,16 @@ class _Once:
                 self._busy = False
 
 
-class SinkContract:
+class SinkContract(StagingContract):
     """
     Tests of the contract of every sink outside the log (:class:`airflow_provider_streamsem.connectors.sink.PublishingSink`).
 
     A system with transactions also passes :class:`TransactionalSinkContract`.
 
-    :cvar clients: modules that the sink may import only when it sends a request
     :cvar rounds: number of rounds of the tests that run publishers concurrently
     """
 
-    clients: ClassVar[Sequence[str]] = CLIENTS
     rounds: ClassVar[int] = 10
-
-    @pytest.fixture
-    def fresh(self) -> Callable[[], SinkSystem]:
-        """Return a function that creates an empty system at each call."""
-        raise NotImplementedError
-
-    def test_staged_rows_are_counted_and_discarded(self, fresh: Callable[[], SinkSystem]) -> None:
-        commits = Commits(fresh())
-        commit, sink = commits.next([1, 2, 3]), commits.system.sink()
-        (file,) = commit.committable.files
-        assert (commit.committable.rows, file.rows, sink.count(file.key, sink.format)) == (3, 3, 3)
-        assert sink.file_identity(file.key, sink.format) == (file.bytes, file.checksum)
-        assert sink.is_complete(commit.committable)
-        assert sink.attempts() == sink.attempts(0) == {(0, _ATTEMPT)}
-        assert sink.attempts(1) == set()
-        assert sink.discard(0, _ATTEMPT, dry_run=True) == file.bytes
-        assert sink.is_complete(commit.committable)
-        assert sink.discard(0, _ATTEMPT) == file.bytes
-        assert not sink.is_complete(commit.committable)
-        assert sink.attempts() == set()
 
     def test_published_rows_are_in_the_system_and_publishing_again_adds_none(
         self, fresh: Callable[[], SinkSystem]
@@ -205,10 +158,10 @@ class SinkContract:
     def test_commit_without_rows_changes_nothing(self, fresh: Callable[[], SinkSystem]) -> None:
         commits = Commits(fresh())
         commits.published([1])
-        marker = commits.system.sink().marker(commits.uuid, _SINK)
+        marker = commits.system.sink().marker(commits.uuid, NAME)
         nothing = commits.next([])
         assert commits.system.sink().publish(nothing) == Receipt(result="applied", rows=0, detail=_ANY)
-        assert commits.system.sink().marker(commits.uuid, _SINK) == marker
+        assert commits.system.sink().marker(commits.uuid, NAME) == marker
         assert commits.system.ids() == [1]
 
     @pytest.mark.parametrize("fault", ["crash", "lost reply"])
@@ -253,24 +206,6 @@ class SinkContract:
         removed = commits.next([], replaces=again)
         assert sink.publish(removed) == Receipt(result="applied", rows=0, detail=_ANY)
         assert commits.system.ids() == [3]
-
-    def test_sink_from_stored_arguments_has_the_same_identity_and_no_secrets(
-        self, fresh: Callable[[], SinkSystem]
-    ) -> None:
-        system = fresh()
-        sink = system.sink()
-        stored = canonical(_pipeline(sink).to_json()).decode()
-        assert spec.from_json(json.loads(stored)).sinks[_SINK].immutable_config() == sink.immutable_config()
-        for secret in system.secrets:
-            assert secret not in stored + repr(sink) + str(sink.immutable_config())
-
-    def test_guarantee_has_reasons(self, fresh: Callable[[], SinkSystem]) -> None:
-        sink = fresh().sink()
-        assert sink.delivery in LABELS
-        assert sink.reasons
-
-    def test_module_of_the_sink_imports_no_client_library(self, fresh: Callable[[], SinkSystem]) -> None:
-        assert {*self.clients} & imported_by(type(fresh().sink()).__module__) == set()
 
     @staticmethod
     def _systems(fresh: Callable[[], SinkSystem]) -> Iterator[tuple[int, SinkSystem]]:
@@ -398,13 +333,13 @@ class TransactionalSinkContract(SinkContract):
         system = fresh()
         first = Commits(system)
         commit = first.published([1])
-        assert system.sink().marker("1" * 32, _SINK) is None
+        assert system.sink().marker("1" * 32, NAME) is None
         assert system.sink().marker(first.uuid, "another") is None
         self._check_marker(first, commit)
 
     @staticmethod
     def _check_marker(commits: Commits, newest: SinkCommit) -> None:
-        marker = commits.system.sink().marker(commits.uuid, _SINK)
+        marker = commits.system.sink().marker(commits.uuid, NAME)
         assert marker is not None
         assert marker.is_of(newest.version, newest.outcome)
         assert marker.state == "applied"
@@ -415,7 +350,3 @@ def _raise(error: Exception) -> Callable[[str], object]:
         raise error
 
     return act
-
-
-def _pipeline(sink: PublishingSink) -> spec.Pipeline:
-    return spec.Pipeline(name="conformance", log=_LOG, source=RateSource(rows_per_second=1), sinks={_SINK: sink})
