@@ -33,8 +33,8 @@ PROGRAM = """
 import json, pathlib, sys
 from airflow_provider_streamsem.spark import remote, staging
 from airflow_provider_streamsem.spark.spark_engine import SparkEngine
-from tests.spark_location import Location
-from tests.spark.test_spark import BAD_JSON, GOOD_JSON, JSON, TRANSFORMS
+from tests.spark_location import BAD_JSON, GOOD_JSON, JSON, Location
+from tests.spark.transforms import TRANSFORMS
 from pyspark.sql import Window
 from pyspark.sql import functions as F
 
