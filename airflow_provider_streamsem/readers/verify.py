@@ -244,41 +244,44 @@ class _Verification:
         for version in range(newest + 1):
             if version % _PROGRESS_EACH == 0:
                 logger.info("reading the log: version %d of %d", version, newest)
-            plan = self._entry(Plan, keys.plan(version), version)
+            stored_plan = self._entry(Plan, keys.plan(version), version)
+            plan = None if stored_plan is None else stored_plan[0]
             if version == 0 and plan is not None:
-                initial_offsets = dict(plan[0].initial_offsets or {})
+                initial_offsets = dict(plan.initial_offsets or {})
                 head = ClosedHead(initial_offsets=initial_offsets)
-            if plan is not None and isinstance(plan[0].work, Move):
-                head.with_plan(*plan)  # raises if the log was moved
-            outcome = self._entry(Outcome, keys.outcome(version), version)
-            if plan is None:
+            if stored_plan is not None and isinstance(stored_plan[0].work, Move):
+                head.with_plan(*stored_plan)  # raises if the log was moved
+            stored_outcome = self._entry(Outcome, keys.outcome(version), version)
+            outcome = None if stored_outcome is None else stored_outcome[0]
+            if stored_plan is None or plan is None:
                 self._report("I2", "the plan of a version is missing or cannot be read", version=version)
+            else:
+                self._version(head, stored_plan, stored_outcome)
+                self._immutable_config(plan, head, outcome)
+                if isinstance(plan.work, Rollback):
+                    self._rollback(version, plan.work, outcome, outcomes)
             if outcome is None and version < newest:
                 self._report(
                     "I2", "the outcome of a version below the head is missing or cannot be read", version=version
                 )
-            if plan is not None:
-                self._version(head, plan, outcome)
-                self._immutable_config(plan[0], head, None if outcome is None else outcome[0])
-            if plan is not None and isinstance(plan[0].work, Rollback):
-                self._rollback(version, plan[0].work, None if outcome is None else outcome[0], outcomes)
-            if plan is not None and outcome is not None and outcome[0].committed:
-                work, to = plan[0].work, plan[0].work.hidden.after
+            if plan is not None and outcome is not None and outcome.committed:
+                work, to = plan.work, plan.work.hidden.after
                 if isinstance(work, Alter):
                     initial_offsets |= work.offsets
                 if isinstance(work, Reprocess):
-                    self._reprocess(plan[0], work, visible)
+                    self._reprocess(plan, work, visible)
                 if to is not None:
                     ranges = {at: found for at, found in ranges.items() if at <= to}
                     visible = {at for at in visible if at <= to}
                 visible -= {*work.hidden.commits}
                 visible |= {version} if work.has_rows else set()
                 if isinstance(work, Batch):
-                    ranges[version] = plan[0].ranges
-            if outcome is not None:
-                head = ClosedHead(outcome=outcome[0], outcome_sha=outcome[1], markers=outcome[0].markers)
-                outcomes.append(outcome)
-                if outcome[0].requires_receipts:
+                    ranges[version] = plan.ranges
+            if stored_outcome is not None:
+                outcomes.append(stored_outcome)
+                closed, sha = stored_outcome
+                head = ClosedHead(outcome=closed, outcome_sha=sha, markers=closed.markers)
+                if closed.requires_receipts:
                     head = self._receipts(head, newest)
         self._try(partial(invariants.check_i5, ranges.values(), initial_offsets=initial_offsets, next=head.next))
         self.verdict.versions = len(outcomes)
@@ -287,11 +290,12 @@ class _Verification:
 
     def _receipts(self, head: ClosedHead, newest: int) -> ClosedHead:
         """Below the newest version, the receipts must exist, and they must belong to this commit."""
-        receipts = self._entry(Receipts, keys.receipts(head.closed), head.closed)
-        if receipts is not None:
-            self._try(partial(head.with_receipts, receipts[0]), version=head.closed)
-            self._published[head.closed] = receipts[0]
-            return replace(head, markers=receipts[0].markers)
+        stored = self._entry(Receipts, keys.receipts(head.closed), head.closed)
+        if stored is not None:
+            receipts, _ = stored
+            self._try(partial(head.with_receipts, receipts), version=head.closed)
+            self._published[head.closed] = receipts
+            return replace(head, markers=receipts.markers)
         if head.closed < newest:
             self._report(
                 "I2", "the receipts of a version below the head are missing or cannot be read", version=head.closed
@@ -398,21 +402,25 @@ class _Verification:
                     found |= {name} if output.files else set()
         return found
 
-    def _version(self, head: ClosedHead, plan: tuple[Plan, str], outcome: tuple[Outcome, str] | None) -> None:
-        version = plan[0].version
-        self._try(partial(invariants.check_i19, plan[0]), version=version)
-        self._try(partial(head.with_plan, *plan), version=version)
-        if outcome is None:
+    def _version(
+        self, head: ClosedHead, stored_plan: tuple[Plan, str], stored_outcome: tuple[Outcome, str] | None
+    ) -> None:
+        plan, plan_sha = stored_plan
+        version = plan.version
+        self._try(partial(invariants.check_i19, plan), version=version)
+        self._try(partial(head.with_plan, *stored_plan), version=version)
+        if stored_outcome is None:
             return
         if head.outcome is not None and head.outcome.requires_receipts and head.closed not in self._published:
-            head = replace(head, markers=outcome[0].markers)  # receipts that cannot be read are a separate violation
-        opened = OpenHead(before=head, plan=plan[0], plan_sha=plan[1])
-        self._try(partial(opened.with_outcome, *outcome), version=version)
-        pointer = self._entry(RunPointer, keys.pointer(plan[0].run_key, plan[0].j), version)
+            # Receipts that cannot be read are a separate violation.
+            head = replace(head, markers=stored_outcome[0].markers)
+        opened = OpenHead(before=head, plan=plan, plan_sha=plan_sha)
+        self._try(partial(opened.with_outcome, *stored_outcome), version=version)
+        pointer = self._entry(RunPointer, keys.pointer(plan.run_key, plan.j), version)
         if pointer is None:
             self._report("I16", "a closed version has no run pointer", version=version)
         else:
-            self._try(partial(invariants.check_i16, pointer[0], plan[0]), version=version)
+            self._try(partial(invariants.check_i16, pointer[0], plan), version=version)
 
     def _immutable_config(self, plan: Plan, head: ClosedHead, outcome: Outcome | None) -> None:
         """Check that a plan has the immutable fields of the outcome before it, unless it is an alter, and that a commit has those of its plan (I22)."""
