@@ -121,7 +121,7 @@ def vacuum_deletes_before_the_expiry(patch: pytest.MonkeyPatch) -> None:
 
 
 REWRITE_MUTATIONS = [
-    Mutation(rewrite_applies_if_one_commit_is_visible, _WRONG_ROWS, "rewrites"),
+    Mutation(rewrite_applies_if_one_commit_is_visible, f"{_MISSING}|{_WRONG_ROWS}", "rewrites"),
     Mutation(rewrite_hides_no_files, _WRONG_ROWS, "rewrites"),
     Mutation(rewrite_leaves_out_a_file, f"{_WRONG_ROWS}|verify", "rewrites"),
     Mutation(incomplete_rewrite_is_committed, f"{_MISSING}|JSON|verify", "rewrites"),
