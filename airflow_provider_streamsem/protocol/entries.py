@@ -173,6 +173,8 @@ class Kind:
     """The id of the invariants of this kind."""
     has_rows: ClassVar[bool] = False
     """Whether the version reads records and writes their rows. Only such commits can be reprocessed, and only they count for ``state.keep_versions``."""
+    reads_new_records: ClassVar[bool] = False
+    """Whether the version reads records that no version before it has read. Its outcome then has the hint of its plan, after an abort too."""
     stages: ClassVar[bool] = False
     """Whether an attempt writes files. If not, the outcome follows from the plan, so any process can commit the version."""
     is_announced: ClassVar[bool] = True

@@ -88,11 +88,13 @@ def check_i4(plan: Plan, *, closed: int) -> None:
 
 def check_commit(plan: Plan, outcome: Outcome, *, before: Outcome | None) -> None:
     """
-    Check what an outcome does (I20 to I24), that it names the newest commit of each kind, and that it has the gaps of its plan; an abort has none (I5).
+    Check what an outcome does (I20 to I25), that it names the newest commit of each kind, and that it has the gaps of its plan; an abort has none (I5).
 
     The gaps of a partition must be in ascending order, must not overlap, and must be inside the partition's range.
     """
-    if outcome.work is not None:
+    if outcome.work is None:
+        _check_abort(plan, outcome, before=before)
+    else:
         outcome.work.check_commit(plan, outcome, before=before)
     expected = newest_after(plan, before=before, committed=outcome.committed)
     if dict(outcome.newest) != expected:
@@ -118,6 +120,17 @@ def check_commit(plan: Plan, outcome: Outcome, *, before: Outcome | None) -> Non
                     summary, invariant="I5", version=plan.version, partition=partition, gap=(first, last)
                 )
             start = last
+
+
+def _check_abort(plan: Plan, outcome: Outcome, *, before: Outcome | None) -> None:
+    """Check that an abort changes nothing but the offsets (I25). The state before version 0 is that of a fork, which the entries do not have."""
+    hint = None if before is None else before.hint
+    is_unchanged = outcome.hint == (plan.hint if plan.work.reads_new_records else hint)
+    for name in ("state", "schemas", "spec", "transform", "watermark_ms") if before is not None else ():
+        is_unchanged = is_unchanged and getattr(outcome, name) == getattr(before, name)
+    if not is_unchanged or outcome.sinks or outcome.counts or outcome.publish:
+        summary = "an abort has output, or another state, columns, spec or hint than before it"
+        raise LogDamagedError(summary, invariant="I25", version=plan.version)
 
 
 def newest_after(plan: Plan, *, before: Outcome | None, committed: bool) -> dict[str, int]:

@@ -15,7 +15,6 @@ from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.protocol import invariants, offsets
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json, Plan
-from airflow_provider_streamsem.protocol.kinds.batch import Batch
 from airflow_provider_streamsem.protocol.offsets import Offsets, Ranges
 from airflow_provider_streamsem.protocol.view import Head, OpenHead
 from airflow_provider_streamsem.stores.contract import open_store
@@ -122,7 +121,7 @@ def waiting(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> Waiting:
     times += [] if head.outcome is None else [head.outcome.decided_at_ms]
     since_ms = max(times, default=None)
     # The hint in an open plan describes the source at `planned_ends`. The hint in the outcome before it describes an earlier state.
-    hint = head.plan.hint if isinstance(head, OpenHead) and isinstance(head.plan.work, Batch) else head.hint
+    hint = head.plan.hint if isinstance(head, OpenHead) and head.plan.work.reads_new_records else head.hint
     end = dry.planner.poll(hint)
     batch = dry.planner.slice(planned_ends, end, limits, hint, on_data_loss=pipeline.on_data_loss)
     rows = 0 if batch is None else batch.rows

@@ -341,7 +341,7 @@ def test_I21_rollback_without_an_earlier_position_or_with_ranges_is_refused() ->
 def test_I21_outcome_must_have_the_position_of_its_plan_and_name_the_newest_rollback() -> None:
     opened = AT_3.with_plan(ROLLBACK, encode(ROLLBACK).sha256)
     assert opened.with_outcome(rolled_back(), "sha").next == BACK.next
-    abort = {"result": "abort", "work": None, "newest": {}, "next": AT_3.next}
+    abort = {"result": "abort", "work": None, "newest": {}, "next": AT_3.next, "state": None}
     assert opened.with_outcome(rolled_back(**abort), "sha").next == AT_3.next
     other = dataclasses.replace(BACK, to=2)
     for changes in ({"work": other}, {"newest": {}}, {"newest": {"rollback": 3}}, {**abort, "newest": {"rollback": 4}}):
@@ -369,13 +369,15 @@ def test_I21_rollback_has_no_output_and_publishes_to_the_sinks_of_its_plan(chang
         rolled_back(work=back, **change)
 
 
-def test_I21_rollback_must_have_the_offsets_the_state_and_the_counts_of_the_version_to_which_it_returns() -> None:
+def test_I21_rollback_must_have_the_offsets_state_columns_and_counts_of_the_version_to_which_it_returns() -> None:
     counts = {"read": 4}
     BACK.check_restored(4, rolled_back(), RESTORED, counts=counts)
     BACK.check_restored(4, None, RESTORED, counts=counts)
     BACK.check_restored(4, rolled_back(result="abort", work=None, state=None), RESTORED, counts=counts)
     for outcome, restored, expected in (
         (rolled_back(state=None), RESTORED, counts),
+        (rolled_back(schemas={}), RESTORED, counts),
+        (rolled_back(watermark_ms=1), RESTORED, counts),
         (None, dataclasses.replace(RESTORED, next={"a": 3}), counts),
         (None, RESTORED, {}),
     ):
@@ -592,6 +594,33 @@ def test_I24_outcome_of_an_expiry_changes_only_the_oldest_readable_version() -> 
     for changes in ({"sinks": {"out": OUTPUT}}, {"newest": {"expire": 4}}, {"newest": {"expire": 0}}):
         with raises_damage("I24"):  # type: ignore[attr-defined]
             expired(**changes)
+
+
+@pytest.mark.parametrize("is_batch", [True, False])
+def test_I25_abort_keeps_what_was_before_it(is_batch: bool) -> None:
+    before = dataclasses.replace(BEFORE, hint="before", watermark_ms=5)
+    head = ClosedHead(outcome=before, outcome_sha="sha", markers=before.markers)
+    work = {} if is_batch else {"work": Reprocess(replaces=1, counts={})}
+    plan = samples.plan(4, previous="sha", ranges={"a": (4, 5)} if is_batch else {"a": (1, 2)}, hint="planned", **work)
+    opened = head.with_plan(plan, encode(plan).sha256)
+    kept = {
+        name: getattr(before, name)
+        for name in ("state", "schemas", "spec", "transform", "watermark_ms", "newest", "next", "markers")
+    }
+    kept |= {"hint": "planned" if is_batch else "before"}
+    assert opened.with_outcome(samples.outcome(plan, result="abort", **kept), "sha").next == before.next
+    for changes in (
+        {"state": {"other": 1}},
+        {"schemas": {"out": "[]"}},
+        {"spec": "another"},
+        {"transform": "another:f"},
+        {"watermark_ms": 6},
+        {"hint": "another"},
+        {"sinks": {"out": OUTPUT}},
+        {"counts": {"read": 1}},
+    ):
+        with raises_damage("I25"):  # type: ignore[attr-defined]
+            opened.with_outcome(samples.outcome(plan, result="abort", **{**kept, **changes}), "sha")
 
 
 def test_I24_versions_after_an_expiry_name_the_oldest_readable_version() -> None:

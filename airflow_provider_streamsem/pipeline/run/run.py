@@ -481,7 +481,7 @@ class Run:
         source, outcome = self.opened.pipeline.source, commit_outcome(self.opened.log, head, staged)
         if plan.gaps:
             outcome = replace(outcome, counts={**staged.counts, "gaps": source.count_gaps(plan.gaps)})
-        if not isinstance(plan.work, Batch):  # reprocessing does not move the source (W26)
+        if not plan.work.reads_new_records:  # reprocessing does not move the source (W26)
             return outcome
         return replace(outcome, hint=source.next_hint(plan.hint, source.read_pins(plan.pins), staged.counts))
 

@@ -17,7 +17,6 @@ from airflow_provider_streamsem.pipeline.versions import report
 from airflow_provider_streamsem.pipeline.versions.publish import publish
 from airflow_provider_streamsem.protocol import invariants
 from airflow_provider_streamsem.protocol.entries import Json, Kind, Outcome, Plan, StagedManifest
-from airflow_provider_streamsem.protocol.kinds.batch import Batch
 from airflow_provider_streamsem.protocol.kinds.reprocess import Reprocess
 from airflow_provider_streamsem.protocol.view import ClosedHead, Head, OpenHead
 from airflow_provider_streamsem.state.settings import watermark_after
@@ -128,7 +127,7 @@ def abort_outcome(log: CommitLog, head: OpenHead, *, reason: str, initial_state:
         head,
         None,
         initial_state if before is None else before.state,
-        hint=plan.hint if isinstance(plan.work, Batch) else head.hint,
+        hint=plan.hint if plan.work.reads_new_records else head.hint,
         spec=plan.spec if before is None else before.spec,
         transform="" if before is None else before.transform,
         reason=reason,

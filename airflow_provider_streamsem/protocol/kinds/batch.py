@@ -19,6 +19,7 @@ class Batch(Kind):
     color = "green.solid"
     invariant = "I4"
     has_rows = True
+    reads_new_records = True
     stages = True
     uses_spec = True
 

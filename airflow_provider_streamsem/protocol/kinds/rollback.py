@@ -72,7 +72,8 @@ class Rollback(Kind):
         :param counts: the counts that the versions in between added to the totals
         """
         expected = {partition: offsets.position(restored.next, partition) for partition in self.next}
-        has_state = outcome is None or not outcome.committed or outcome.state == restored.state
-        if not (self.next == expected and has_state and dict(self.counts) == dict(counts)):
+        names = ("state", "schemas", "watermark_ms") if outcome is not None and outcome.committed else ()
+        is_restored = all(getattr(outcome, name) == getattr(restored, name) for name in names)
+        if not (self.next == expected and is_restored and dict(self.counts) == dict(counts)):
             summary = "a rollback does not match the version to which it returns"
             raise self.damaged(summary, version, to=restored.version)
