@@ -74,31 +74,31 @@ class ConflictError(StreamsemError):
     """Two pipelines, logs or specs claim the same name or dataset. Nothing was written."""
 
     retryable = False
-    do = "give this pipeline its own log and its own datasets, or make its immutable fields equal to those in the log; nothing was written."
+    effect = "nothing was written"
+    do = "give this pipeline its own log and its own datasets, or make its immutable fields equal to those in the log."
 
 
 class DatasetOwnedError(ConflictError):
-    """The ownership marker of a dataset (``_streamsem.json``) names another pipeline or log. Nothing was written."""
+    """The ownership marker of a dataset (``_streamsem.json``) names another pipeline or log. Nothing was written to the dataset."""
 
+    effect = "nothing was written to the dataset"
     do = (
         "correct `log` of the pipeline, if the log at `marked_log` is its log. If that log was moved by hand to this pipeline's log, run "
-        "`streamsem move-log OLD NEW --already-moved`. Otherwise give this pipeline its own dataset; nothing was written."
+        "`streamsem move-log OLD NEW --already-moved`. Otherwise give this pipeline its own dataset."
     )
 
 
 class LogMovedError(ConflictError):
     """The log was moved to another location. Runs continue at the new location only. Nothing was written."""
 
-    do = "use the location in `moved_to`: set the pipeline's `log` to it, or name it in the command; nothing was written."
+    do = "use the location in `moved_to`: set the pipeline's `log` to it, or name it in the command."
 
 
 class LogMovingError(ConflictError):
     """A move of the log to this location has started and is not complete. Nothing was written."""
 
     retryable = True
-    do = (
-        "repeat `streamsem move-log` from `moved_from` to `log` until it succeeds, then run again; nothing was written."
-    )
+    do = "repeat `streamsem move-log` from `moved_from` to `log` until it succeeds, then run again."
 
 
 class UnavailableError(StreamsemError):
@@ -137,7 +137,8 @@ class NewerFormatError(StreamsemError):
     """A newer release wrote the log. Nothing was written."""
 
     retryable = False
-    do = "upgrade airflow-provider-streamsem; nothing was written, and newer writers are not affected."
+    effect = "nothing was written"
+    do = "upgrade airflow-provider-streamsem. Newer writers are not affected."
 
 
 class SourceChangedError(StreamsemError):

@@ -1,8 +1,8 @@
 """
 The verbs: what a user can do with a pipeline from several surfaces. Each is declared once.
 
-The commands, the arguments of the operators, the params of :func:`actions_dag` and the forms of the web view are built from these declarations. Every
-``airflow`` command and every parse of a DAG imports this module, so it imports nothing large.
+The commands, the params of :func:`actions_dag` and the forms of the web view are built from these declarations. Operators and functions take the defaults and
+the bounds of their arguments from them. Every ``airflow`` command and every parse of a DAG imports this module, so it imports nothing large.
 """
 
 from __future__ import annotations

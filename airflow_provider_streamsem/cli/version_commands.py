@@ -192,7 +192,7 @@ def rollback(args: argparse.Namespace) -> CommandResult:
         raise InvalidError("give either the version N to keep, or --until TIME", given=args.version, until=args.until)
     result = rollback_(args.pipeline, args.version, until_ms=until_ms, run_key=args.run_key)
     summary = (
-        f"the pipeline is at version {result.to} already; nothing was written"
+        f"the pipeline is at version {result.to} already; nothing was rolled back"
         if result.version is None
         else f"version {result.version} rolled the pipeline back to version {result.to}"
     )

@@ -193,7 +193,9 @@ def _copy(old: CommitLog, new: CommitLog, moved: Moved, last: int) -> int:
                 if new.moved(moved.moved_from) is not None:
                     return copied  # Another process has completed the move, and runs may have extended the new log.
                 summary = "the new location has another object under a key of the log; the move is not complete, and the objects of the old log are unchanged"
-                raise ConflictError(summary, moved_from=moved.moved_from, moved_to=moved.moved_to, key=copy_key)
+                raise ConflictError(
+                    summary, moved_from=moved.moved_from, moved_to=moved.moved_to, key=copy_key
+                ).advising("if no log uses the new location, delete the objects below it, then repeat the command.")
     _declare_complete(new, moved)
     return copied
 

@@ -18,7 +18,7 @@ from airflow_provider_streamsem.protocol.entries import Committable, DataFile, J
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-_NOTHING = "Nothing was created or applied in the sink; the version stays committed"
+_NOTHING = "nothing was created or applied in the sink, and the version stays committed"
 SENT_IN_ORDER = (
     "the rows of a batch are sent in the order of the staged files. It is the order of the source if the transform only selects, filters or adds columns. "
     "After a repartition, a join or another shuffle, they are sent in any order{unless}, and an older row of a key may be sent after a newer one"
@@ -121,11 +121,11 @@ class SinkCommit:
 
     def marker_lost_error(self, summary: str, **where: object) -> MarkerLostError:
         """Return the error for a sink that lacks versions for which the log has receipts."""
-        return MarkerLostError(f"{summary}. {_NOTHING}", **self._facts(), **where)
+        return MarkerLostError(f"{summary}; {_NOTHING}", **self._facts(), **where)
 
     def marker_conflict_error(self, summary: str, **where: object) -> MarkerConflictError:
         """Return the error for a sink that has a version that this log does not have."""
-        return MarkerConflictError(f"{summary}. {_NOTHING}", **self._facts(), **where)
+        return MarkerConflictError(f"{summary}; {_NOTHING}", **self._facts(), **where)
 
     def _facts(self) -> dict[str, object]:
         marked = None if self.expected_marker is None else self.expected_marker.version

@@ -143,7 +143,7 @@ class Hidden:
     """
     The rows of earlier versions that a version, or a segment, hides from readers of its version and of later ones (R4).
 
-    :param commits: versions whose rows are hidden, in ascending order
+    :param commits: versions whose rows are hidden, in ascending order. The rows of a version that hides single commits replace theirs
     :param after: the rows of all versions above this one are hidden; ``None`` hides none
     :param sinks: sinks whose rows are hidden
     """
@@ -260,6 +260,9 @@ class Kind:
             summary = (
                 f"an outcome of kind `{self.kind}` has output or counts, or publishes to other sinks than its plan"
             )
+            raise self.damaged(summary, outcome.version)
+        if self.hidden.commits and not self.has_rows:
+            summary = f"an outcome of kind `{self.kind}` replaces the rows of a commit, and has no rows"
             raise self.damaged(summary, outcome.version)
 
     def check_commit(self, plan: Plan, outcome: Outcome, *, before: Outcome | None) -> None:

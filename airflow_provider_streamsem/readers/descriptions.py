@@ -48,9 +48,9 @@ def alteration(result: Alteration, *, dry_run: bool) -> list[str]:
     """Describe an alter, or its dry run."""
     altered = [change for change in result.changes if change.kind != "changed"]
     if not altered:
-        summary = "the log has the same immutable fields; nothing was written"
+        summary = "the log has the same immutable fields; the pipeline was not altered"
     elif result.version is None:
-        summary = "immutable fields differ, so an alter is required; nothing was written"
+        summary = "immutable fields differ, so an alter is required; the pipeline was not altered"
     else:
         summary = f"version {result.version} altered the pipeline"
     lines = [
@@ -66,7 +66,7 @@ def alteration(result: Alteration, *, dry_run: bool) -> list[str]:
     ]
     if result.aborted is not None:
         lines.append(
-            f"version {result.aborted} is open and {'would be' if dry_run else 'was'} aborted. If it is a batch, the next run reads its records"
+            f"version {result.aborted} {'is open and would be' if dry_run else 'was open and is now'} aborted. If it is a batch, the next run reads its records"
         )
     if dry_run and altered:
         lines.append(f"config of the log: {result.config}")

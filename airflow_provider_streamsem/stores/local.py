@@ -18,6 +18,7 @@ import errno
 import os
 import stat as modes
 from collections.abc import Iterator
+from contextlib import suppress
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.errors import InvalidError, StoreRefusedError
@@ -90,6 +91,7 @@ class LocalStore:
         try:
             os.link(partial, path)
         except FileExistsError:
+            self._sync_directory(directory)  # The creator may end before its sync.
             return False
         except OSError as error:
             raise self._translated(error, key) from error
@@ -198,11 +200,11 @@ class LocalStore:
             directory = os.path.dirname(directory)
         for path in reversed(missing):
             is_below_root = f"{path}/".startswith(f"{self.root.rstrip('/')}/")
-            try:
+            with suppress(FileExistsError):
                 os.mkdir(path, 0o770 | self._other_users_mode if is_below_root else 0o777)
-            except FileExistsError:
-                continue
-            self._sync_directory(os.path.dirname(path))
+            self._sync_directory(
+                os.path.dirname(path)
+            )  # another process that has created the directory may end before its sync
 
     def _sync_directory(self, directory: str) -> None:
         # If the sync fails, the file exists but may not survive a power failure. A retry of the create finds the file and syncs the directory again.

@@ -18,6 +18,7 @@ from packaging.utils import canonicalize_name
 
 import airflow_provider_streamsem
 from airflow_provider_streamsem import errors, registry
+from airflow_provider_streamsem.connectors.lookup import Lookup
 from airflow_provider_streamsem.connectors.sink import PublishingSink, Sink
 from airflow_provider_streamsem.connectors.source import Source
 
@@ -272,11 +273,12 @@ def test_registry_names_only_modules_of_the_layer_of_their_kind(kind: registry.K
         assert target.startswith(f"airflow_provider_streamsem.{LAYER_OF[kind]}."), target
 
 
-@pytest.mark.parametrize("kind", ["sources", "sinks"])
+@pytest.mark.parametrize("kind", ["sources", "sinks", "lookups"])
 def test_every_connector_defines_the_abstract_members_of_its_base_class(kind: registry.Kind) -> None:
     for name in registry.names(kind):
         connector = registry.load(kind, name)
-        base = Source if kind == "sources" else PublishingSink if connector.is_outside_log else Sink
+        bases = {"sources": Source, "lookups": Lookup}
+        base = bases.get(kind) or (PublishingSink if connector.is_outside_log else Sink)
         assert issubclass(connector, base), name
         assert connector.__abstractmethods__ == frozenset(), name
 

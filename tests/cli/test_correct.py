@@ -80,7 +80,7 @@ def test_rollback_removes_later_versions_and_log_shows_it(
     assert (code, document["version"], document["to"]) == (0, head + 1, 0)
     assert document["offsets"] == fixture.opened().view(version=0).next
     code, out, _ = run(capsys, "rollback", toml, "0")
-    assert (code, out.splitlines()[0]) == (0, "the pipeline is at version 0 already; nothing was written")
+    assert (code, out.splitlines()[0]) == (0, "the pipeline is at version 0 already; nothing was rolled back")
     rows = json.loads(run(capsys, "log", log, "--json")[1])["versions"]
     assert (rows[0]["rolls_back_to"], rows[1]["is_rolled_back"], rows[-1]["is_rolled_back"]) == (0, True, False)
     shown = run(capsys, "log", log)[1]
@@ -135,7 +135,7 @@ def test_alter_shows_the_differences_and_records_them_as_a_version(
     assert (refused[0], f"alter {toml} --dry-run" in refused[2]) == (4, True)
     code, out, _ = run(capsys, "alter", str(toml), "--dry-run")
     first, *_, last = out.splitlines()
-    assert (code, first) == (0, "immutable fields differ, so an alter is required; nothing was written")
+    assert (code, first) == (0, "immutable fields differ, so an alter is required; the pipeline was not altered")
     config = last.removeprefix("config of the log: ")
     assert f"config='{config}'" in refused[2]
     assert run(capsys, "alter", str(toml), "--alter-from", "0" * 12)[0] == 4

@@ -33,6 +33,7 @@ from airflow_provider_streamsem.pipeline.versions import announcement
 from airflow_provider_streamsem.pipeline.versions.publish import skip
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import plain
+from airflow_provider_streamsem.protocol.kinds.registry import KINDS
 from airflow_provider_streamsem.readers.files import open_log
 from airflow_provider_streamsem.readers.verify import verify
 from airflow_provider_streamsem.testing.clock import ManualClock
@@ -563,8 +564,7 @@ class Simulation:
         raw = self.raw_log()
         require(raw.open is None, "a version is still open")
         # The next run announces what a rollback, a reprocessing run without run key, or a request that failed has committed after the last result.
-        # No result names a rewrite or an expiry.
-        committed = [version for version in raw.committed if raw.kind(version) not in ("rewrite", "expire")]
+        committed = [version for version in raw.committed if KINDS[raw.kind(version)].is_announced]
         keys = {version: raw.plans[version]["run_key"] for version in committed}
         of_others = {v for v, key in keys.items() if "#" in key or key.startswith(("reprocess:", "rollback"))}
         exempt = {version for version in of_others if version > max(self.announced, default=-1)}

@@ -134,7 +134,7 @@ class FilesSink(Sink):
                 **_marked(store.read(keys.DATASET_MARKER)),
             ).advising(
                 "correct `log` of the pipeline, if `marked_log` is its log. If that log was deleted, restore it. If it was moved by hand, run "
-                "`streamsem move-log OLD NEW --already-moved`. Otherwise give this pipeline its own dataset. Nothing was written."
+                "`streamsem move-log OLD NEW --already-moved`. Otherwise give this pipeline its own dataset."
             )
         if self._holds_files(store):
             raise _unknown_output_error(self.path)
@@ -343,5 +343,5 @@ def _unknown_output_error(location: str) -> ConflictError:
         directory="data/",
     ).advising(
         "correct `path` of the sink, or `log` of the pipeline. If the files are of a pipeline whose log was deleted, restore the log and the marker, or use "
-        "another path. Nothing was written."
+        "another path."
     )

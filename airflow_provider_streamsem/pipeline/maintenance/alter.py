@@ -152,7 +152,7 @@ def _alter(opened: BoundPipeline, alter_from: str | None, moved: frozenset[str],
             return result
         if alter_from is not None and not config_digest(fields, newest_alter).startswith(alter_from):
             raise ConflictError(
-                "`alter_from` does not match the log: the pipeline was altered since, or `alter_from` is wrong. The immutable fields in the log are unchanged",
+                "`alter_from` does not match the log: the pipeline was altered since, or `alter_from` is wrong; the immutable fields in the log are unchanged",
                 log=log.store.url,
                 alter_from=alter_from,
                 config=result.config,
@@ -174,7 +174,7 @@ def _alter(opened: BoundPipeline, alter_from: str | None, moved: frozenset[str],
             )
             return replace(result, version=version)
     raise ConflictError(
-        "every attempt to commit the alter lost to a version of another process. The immutable fields in the log are unchanged",
+        "every attempt to commit the alter lost to a version of another process; the immutable fields in the log are unchanged",
         log=log.store.url,
         attempts=_TRIES,
     ).advising("pause the DAG of this pipeline, then alter it again.")
@@ -332,13 +332,13 @@ def _check_sinks(opened: BoundPipeline, head: ClosedHead, changes: Iterable[Chan
     for name in added:
         sink = pipeline.sinks[name]
         if sink.attempts():
-            summary = "the dataset of a new sink has files of an earlier sink of this pipeline. The immutable fields in the log are unchanged"
+            summary = "the dataset of a new sink has files of an earlier sink of this pipeline; the immutable fields in the log are unchanged"
             raise ConflictError(summary, sink=name, location=sink.location).advising("give the sink another location.")
     for name in added:
         outside = name in pipeline.sinks_outside_log
         marker = publishing_sink(pipeline, name).marker(opened.record.pipeline_uuid, name) if outside else None
         if marker is not None:
-            summary = "the target of a new sink has a marker of this pipeline under the name of the sink. The immutable fields in the log are unchanged"
+            summary = "the target of a new sink has a marker of this pipeline under the name of the sink; the immutable fields in the log are unchanged"
             raise ConflictError(summary, sink=name, marker=marker.version).advising(
                 "give the sink another name. Markers of databases and of Kafka are stored by the name of the sink."
             )
@@ -353,7 +353,7 @@ def _check_moved_files(opened: BoundPipeline, head: ClosedHead, name: str) -> No
     files = tuple({file.file.key: file.file for view in views for file in view.sink(name)}.values())
     if not sink.is_complete(Committable(format=sink.format, rows=sum(file.rows for file in files), files=files)):
         raise InvalidError(
-            "files of the dataset are missing at the new path, or differ. The immutable fields in the log are unchanged",
+            "files of the dataset are missing at the new path, or differ; the immutable fields in the log are unchanged",
             sink=name,
             location=sink.location,
         ).advising("copy all files, `_streamsem.json` included, then alter the pipeline again.")

@@ -143,7 +143,7 @@ def _possible(pipeline: Pipeline, log: CommitLog, names: Sequence[str], sizes: _
 
 
 def _sinks(pipeline: Pipeline, sink: str | None) -> list[str]:
-    names = [name for name, each in pipeline.sinks.items() if each.can_rewrite]
+    names = [name for name, each in pipeline.sinks.items() if each.can_rewrite and not each.is_outside_log]
     accepted = sorted([*names, *(name for name, each in pipeline.sinks.items() if each.compacts_table)])
     if sink is not None and text("sink", sink) not in pipeline.sinks:
         raise InvalidError("the pipeline has no such sink; nothing was written", given=sink, accepted=accepted)
@@ -329,15 +329,20 @@ class _Compaction:
         try:
             manifest = self._stage(stored, work, files)
         except Exception as error:
-            # If another process has closed the version, vacuum may have deleted files and caused the error. The attempt has lost (W21).
-            if isinstance(log.read_head(plan.version), ClosedHead):
-                raise _lost_error(plan.version) from error
-            if isinstance(error, StreamsemError):
+            # If another process has closed the version, vacuum may have deleted files and caused the error (W21). Or the result of storing the manifest was
+            # unknown, and that process has committed the attempt.
+            current = log.read_head(plan.version)
+            outcome = current.outcome if isinstance(current, ClosedHead) else None
+            if outcome is None and isinstance(error, StreamsemError):
                 self._abort(stored, error)
-            raise
-        _, outcome = close(log, stored, commit_outcome(log, stored, manifest))
-        if not outcome.rewrites:
-            raise _lost_error(plan.version)
+            if outcome is None:
+                raise
+            if not outcome.rewrites:
+                raise _lost_error(plan.version) from error
+        else:
+            _, outcome = close(log, stored, commit_outcome(log, stored, manifest))
+            if not outcome.rewrites:
+                raise _lost_error(plan.version)
         output = outcome.rewrites[0].output
         new_bytes = sum(file.bytes for file in output.files)
         logger.info(

@@ -265,8 +265,8 @@ def _check_marker(name: str, marker: SinkMarker | None, expected: Marker | None)
     """If the marker is not that of the newest receipts, publishing the rollback would fail (P8, P9)."""
     if expected is not None and (marker is None or not marker.is_of(expected.version, expected.outcome)):
         raise InvalidError(
-            "the marker of a sink is not the one in the newest receipts of the log; nothing was rolled back. The sink or the log was restored from an older "
-            "copy, or the table was recreated",
+            "the marker of a sink is not the one in the newest receipts of the log: the sink or the log was restored from an older copy, or the table was "
+            "recreated; nothing was rolled back",
             sink=name,
             marker=None if marker is None else marker.version,
             expected_marker=expected.version,

@@ -52,7 +52,7 @@ class ReprocessingStates(BatchStates):
         self._replaces = work.replaces
         root = self._log.find_root(work.replaces)
         self.base = self._before(root)
-        self.batch_time_ms = (self._log.plan(root) or head.plan).planned_at_ms
+        self.batch_time_ms = self._log.closed_version(root)[0].planned_at_ms
         dedup = opened.pipeline.dedup
         if dedup is not None and dedup.keeps_state:
             self.chain = self._chain()

@@ -56,21 +56,25 @@ def bind(pipeline: Pipeline, log: CommitLog) -> BoundPipeline:
     if record is None:
         record = create_log(pipeline, log)
         _check_name(pipeline, record)  # another process may have created the log
-    return _bind(pipeline, log, record)
+    return _bind(pipeline, log, record, starts=True)
 
 
 def bind_existing(pipeline: Pipeline, log: CommitLog) -> BoundPipeline:
-    """Open the pipeline's log as :func:`bind` does. Raises ``InvalidError`` if the log does not exist."""
+    """
+    Open the pipeline's log as :func:`bind` does, for a call that plans no version 0. Raises ``InvalidError`` if the log does not exist.
+
+    Does not store the initial offsets: a call that is refused must not determine where the first run starts.
+    """
     extras.check(pipeline.extras, pipeline=pipeline.name)
-    return _bind(pipeline, log, existing_record(pipeline, log))
+    return _bind(pipeline, log, existing_record(pipeline, log), starts=False)
 
 
-def _bind(pipeline: Pipeline, log: CommitLog, record: PipelineRecord) -> BoundPipeline:
+def _bind(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, *, starts: bool) -> BoundPipeline:
     head = log.find_head()
     if head.binding_spec is None:
         assert isinstance(head, ClosedHead)  # an open version names its spec
-        head = _at_start(head, record, initial_offsets(pipeline, log, record, store=True))
-        if pipeline.spec_sha256 != record.spec:
+        head = _at_start(head, record, initial_offsets(pipeline, log, record, store=starts))
+        if starts and pipeline.spec_sha256 != record.spec:
             log.put_spec(pipeline.spec_bytes())
         return BoundPipeline(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
     check_and_store_spec(pipeline, log, head.binding_spec, version=max(head.closed, 0))
@@ -90,7 +94,11 @@ def find_record(pipeline: Pipeline, log: CommitLog) -> PipelineRecord | None:
 
 def existing_record(pipeline: Pipeline, log: CommitLog) -> PipelineRecord:
     """Read the log's ``pipeline.json`` as :func:`find_record` does, but refuse a log that does not exist."""
-    return find_record(pipeline, log) or log.existing_pipeline()
+    record = find_record(pipeline, log)
+    if record is None:
+        record = log.existing_pipeline()
+        _check_name(pipeline, record)
+    return record
 
 
 def _check_name(pipeline: Pipeline, record: PipelineRecord) -> None:

@@ -75,8 +75,15 @@ class Commits:
         self._version = -1
         self._marker: Marker | None = None
 
-    def next(self, ids: Sequence[int], *, replaces: SinkCommit | None = None) -> SinkCommit:
-        """Stage one row for each id, and return the next commit. With ``replaces``, it replaces the rows of another commit."""
+    def next(
+        self, ids: Sequence[int], *, replaces: SinkCommit | None = None, removes: Sequence[SinkCommit] = ()
+    ) -> SinkCommit:
+        """
+        Stage one row for each id, and return the next commit.
+
+        :param replaces: the commit whose rows it replaces, as a reprocessing run does
+        :param removes: the commits whose rows it removes, as a rollback does
+        """
         self._version = version = self._version + 1
         sink = self.system.sink()
         sink.claim(self.uuid, LOG, new=version == 0)
@@ -91,7 +98,7 @@ class Commits:
             committable=sink.collect(version, ATTEMPT),
             schema=self.system.schema,
             root=version if replaces is None else replaces.root,
-            replaced={} if replaces is None else {replaces.root: replaces.committable},
+            replaced={each.root: each.committable for each in (*removes, *(() if replaces is None else (replaces,)))},
             expected_marker=self._marker,
             log=self._log,
             may_close_claims=True,
@@ -207,6 +214,18 @@ class SinkContract(StagingContract):
         assert sink.publish(removed) == Receipt(result="applied", rows=0, detail=_ANY)
         assert commits.system.ids() == [3]
 
+    def test_rows_of_several_commits_are_removed_together(self, fresh: Callable[[], SinkSystem]) -> None:
+        commits = Commits(fresh())
+        commits.published([1])
+        later = [commits.published([2, 3]), commits.published([4])]
+        sink = commits.system.sink()
+        if not sink.can_remove_rows:
+            return
+        rollback = commits.next([], removes=later)
+        for _ in range(2):
+            assert sink.publish(rollback) == Receipt(result="applied", rows=0, detail=_ANY)
+        assert commits.system.ids() == [1]
+
     @staticmethod
     def _systems(fresh: Callable[[], SinkSystem]) -> Iterator[tuple[int, SinkSystem]]:
         """Yield 0, 1, … each with a new system."""
@@ -228,6 +247,8 @@ class SinkContract(StagingContract):
         elif delivery == "at_most_once":
             assert [*before] == [id for id in found if id in before], where
             assert len(found) == len({*found}) <= len(before) + len(ids), where
+        elif delivery == "effectively_once":
+            assert found == sorted([*before, *ids]), where
         else:
             assert {*found} == {*before, *ids}, where
 
