@@ -254,6 +254,9 @@ class Retention:
         )
 
 
+_QUIET_S = 60
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DriverWait:
     """
@@ -262,7 +265,8 @@ class DriverWait:
     The task must resume in three cases:
 
     * The run is complete.
-    * The run has closed no version and has none open.
+    * The log has changed since the submission, the run has closed no version and has none open, and the log has not changed for a minute: the driver may
+      have found no records for the run. Until then it may be about to plan, and another driver would do the same work again.
     * The log has shown no progress for ``patience_s`` seconds. The task then treats the driver as lost, and ``observed["stalled"]`` is true.
 
     :param run_key: the key of the run
@@ -285,12 +289,24 @@ class DriverWait:
             head = log.find_head()
             position = log.locate(self.run_key, head)
         context = {"run_key": self.run_key, "version": head.closed}
-        if isinstance(position, RunComplete) or (isinstance(position, Ready) and position.j == 0):
+        if isinstance(position, RunComplete):
             return CheckResult(met=True, observed={**context, "stalled": False})
-        progress_ms = [self.since_ms, head.plan.planned_at_ms if isinstance(head, OpenHead) else 0]
-        progress_ms.append(0 if head.outcome is None else head.outcome.decided_at_ms)
-        stalled = clock.now_ms() - max(progress_ms) > self.patience_s * 1000
-        return CheckResult(met=stalled, observed={**context, "stalled": stalled})
+        changed_ms = _last_change_ms(log, head)
+        waited_s = (clock.now_ms() - max(self.since_ms, changed_ms)) / 1000
+        stalled = waited_s > self.patience_s
+        has_no_version = isinstance(position, Ready) and position.j == 0 and changed_ms > self.since_ms
+        is_quiet = has_no_version and waited_s > min(_QUIET_S, self.patience_s)
+        return CheckResult(met=stalled or is_quiet, observed={**context, "stalled": stalled and not is_quiet})
+
+
+def _last_change_ms(log: CommitLog, head: Head) -> int:
+    """Return the time of the newest plan, outcome or receipts; 0 if there are none."""
+    if isinstance(head, OpenHead):
+        return head.plan.planned_at_ms
+    if head.outcome is None:
+        return 0
+    receipts = log.receipts(head.closed) if head.outcome.requires_receipts else None
+    return max(head.outcome.decided_at_ms, 0 if receipts is None else receipts.published_at_ms)
 
 
 _NAMES: Mapping[str, Any] = {

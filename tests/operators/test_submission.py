@@ -26,6 +26,7 @@ from airflow_provider_streamsem.operators.submission import DRIVER_IDS, PROCESS,
 from airflow_provider_streamsem.pipeline.run import submit_app
 from airflow_provider_streamsem.pipeline.run.run import plan_run
 from airflow_provider_streamsem.readers.conditions import DriverWait, of_text, to_text
+from airflow_provider_streamsem.stores.local import LocalStore
 from airflow_provider_streamsem.testing.clock import ManualClock
 from tests.operators.task_calls import context
 from tests.pipeline_fixture import PipelineFixture
@@ -129,6 +130,26 @@ def test_driver_without_progress_is_declared_lost_and_the_retry_may_submit_anoth
     again = DriverWait(pipeline=pipeline, run_key="r", patience_s=60, since_ms=planned_ms + 100_000)
     assert not again.check(clock=ManualClock(now_ms=planned_ms + 159_000)).met
     assert again.check(clock=ManualClock(now_ms=planned_ms + 161_000)).met
+
+
+def test_task_waits_for_its_driver_until_the_log_is_quiet_although_the_run_has_no_version(tmp_path: Path) -> None:
+    """Another driver would do the same work. The first one may still start, or close a version of another run before it plans its own."""
+    fixture = PipelineFixture(tmp_path, store=LocalStore(str(tmp_path / "log")))
+    fixture.arrive(2)
+    fixture.run("another")
+    decided_ms = fixture.opened().log.closed_outcome(0).decided_at_ms
+    waits = {
+        since_ms: DriverWait(pipeline=fixture.pipeline(), run_key="r", patience_s=3_600, since_ms=since_ms)
+        for since_ms in (decided_ms - 1, decided_ms + 1)
+    }
+
+    def met(since_ms: int, after_s: int) -> tuple[bool, bool]:
+        found = waits[since_ms].check(clock=ManualClock(now_ms=decided_ms + after_s * 1000))
+        return found.met, found.observed["stalled"]
+
+    changed, unchanged = waits
+    assert [met(changed, after_s) for after_s in (0, 59, 61)] == [(False, False), (False, False), (True, False)]
+    assert [met(unchanged, after_s) for after_s in (61, 3_590, 3_700)] == [(False, False), (False, False), (True, True)]
 
 
 def test_driver_gets_every_connection_of_the_spec_even_with_nothing_to_plan(
