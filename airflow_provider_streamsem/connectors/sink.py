@@ -400,6 +400,8 @@ class PublishingSink(Sink):
     __slots__ = ()
 
     is_outside_log: ClassVar[bool] = True
+    sets_marker: ClassVar[bool] = False
+    """Whether the sink is transactional: it sets its marker in one transaction with the rows."""
 
     @property
     def keeps_staged(self) -> bool:

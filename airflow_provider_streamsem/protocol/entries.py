@@ -185,6 +185,11 @@ class Kind:
     """Whether each outcome names the newest commit of this kind."""
 
     @property
+    def is_held(self) -> bool:
+        """Whether the version stays open until it is committed or aborted on request (W39)."""
+        return False
+
+    @property
     def based_on(self) -> int | None:
         """The version whose columns and state the commit has; ``None``: those of the version before it."""
         return None

@@ -10,7 +10,6 @@ from typing import Any
 
 from airflow_provider_streamsem.errors import LogDamagedError
 from airflow_provider_streamsem.pipeline.spec.changes import changed_fields
-from airflow_provider_streamsem.pipeline.versions.commit import is_held
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.entries import SEGMENT_WIDTH, Json, Kind, Outcome, Receipts, Segment
 from airflow_provider_streamsem.protocol.kinds.registry import KINDS
@@ -354,7 +353,7 @@ def _is_final(version: Version) -> bool:
 
 def _result(version: Version) -> str:
     if version.outcome is None:
-        return "held" if is_held(version.plan) else "open"
+        return "held" if version.plan.work.is_held else "open"
     return "publishing" if version.outcome.requires_receipts and version.receipts is None else version.outcome.result
 
 

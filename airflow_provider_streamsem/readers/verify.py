@@ -332,7 +332,7 @@ class _Verification:
                 self._report(
                     "I18", f"the marker of sink {name} is above every version that this log publishes to it", version=at
                 )
-            if sink.delivery == "exactly_once" and at < max(published, default=-1):
+            if sink.sets_marker and at < max(published, default=-1):
                 fault = (
                     "is missing: its table or topic was deleted, renamed or recreated"
                     if marker is None

@@ -18,7 +18,6 @@ from airflow_provider_streamsem.pipeline.maintenance.abort import abort
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.pipeline.run.review import Held, commit_held, stage_reprocessing
 from airflow_provider_streamsem.pipeline.run.run import plan_run
-from airflow_provider_streamsem.pipeline.versions.commit import is_held
 from airflow_provider_streamsem.stores.contract import Store
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
@@ -321,7 +320,7 @@ def test_concurrent_writers_commit_only_a_staged_attempt_of_a_held_version(tmp_p
         is_done, at = not store.reached, at + 1
         head = fixture.log().newest_head()
         open_plan = getattr(head, "plan", None)
-        if open_plan is not None and is_held(open_plan):  # several attempts may have been staged
+        if open_plan is not None and open_plan.work.is_held:  # several attempts may have been staged
             attempt = fixture.log().find_staged(head)[0] if fixture.log().find_staged(head) else None  # type: ignore[arg-type]
             if attempt is None:
                 staged(fixture)

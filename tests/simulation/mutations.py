@@ -96,8 +96,8 @@ def writer_deletes_its_files_after_an_unknown_answer(patch: pytest.MonkeyPatch) 
         try:
             return real(self, head)
         except UnavailableError:
-            own = self.opened.log.clock._prefix  # type: ignore[attr-defined]
-            for sink in self.opened.pipeline.sinks.values():
+            own = self.bound.log.clock._prefix  # type: ignore[attr-defined]
+            for sink in self.bound.pipeline.sinks.values():
                 for version, attempt in sorted(sink.attempts(head.plan.version)):
                     if attempt.startswith(own):
                         sink.discard(version, attempt)

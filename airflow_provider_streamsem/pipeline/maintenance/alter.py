@@ -15,7 +15,7 @@ from airflow_provider_streamsem.pipeline.spec.changes import changed_fields
 from airflow_provider_streamsem.pipeline.spec.guarantee import guarantee
 from airflow_provider_streamsem.pipeline.spec.location import with_log_location
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
-from airflow_provider_streamsem.pipeline.versions.commit import commit, is_held, plan_of, settle_and_publish
+from airflow_provider_streamsem.pipeline.versions.commit import commit, plan_of, settle_and_publish
 from airflow_provider_streamsem.pipeline.versions.publish import publishing_sink
 from airflow_provider_streamsem.protocol.entries import Committable, Json
 from airflow_provider_streamsem.protocol.kinds.alter import Alter
@@ -119,33 +119,33 @@ def alter(
         raise InvalidError(
             "the log has no version, so no field is immutable yet; nothing was altered", log=pipeline.log
         ).advising("run the pipeline with the new spec.")
-    opened = BoundPipeline(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
-    return _alter(opened, alter_from, frozenset(moved), dry_run=dry_run)
+    bound = BoundPipeline(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
+    return _alter(bound, alter_from, frozenset(moved), dry_run=dry_run)
 
 
 _ABORT_REASON = "the pipeline is altered"
 
 
-def _alter(opened: BoundPipeline, alter_from: str | None, moved: frozenset[str], *, dry_run: bool) -> Alteration:
-    log, head, aborted = opened.log, opened.head, None
+def _alter(bound: BoundPipeline, alter_from: str | None, moved: frozenset[str], *, dry_run: bool) -> Alteration:
+    log, head, aborted = bound.log, bound.head, None
     for _ in range(_TRIES):
         if isinstance(head, OpenHead) and isinstance(head.plan.work, Alter) and not dry_run:
-            head, _ = settle_and_publish(opened, head, "alter")
+            head, _ = settle_and_publish(bound, head, "alter")
         assert head.spec is not None  # the log has a version
         before = stored_spec(log.read_spec(head.spec))
         fields = before["immutable_config"]
         newest_alter = None if head.outcome is None else head.outcome.newest.get(Alter.kind)
-        now = opened.pipeline.immutable_config()
+        now = bound.pipeline.immutable_config()
         if fields != now:
             _check_moved_names(fields, now, moved)
         changes = diff(fields, now, moved)
-        altered = _altered(opened, head, fields, changes)
+        altered = _altered(bound, head, fields, changes)
         result = Alteration(
             log=log.store.url,
             version=None,
             config=config_digest(fields, newest_alter)[:_SHOWN],
-            changes=_described(opened, before, altered, changes),
-            guarantee=_guarantees(before, opened.pipeline),
+            changes=_described(bound, before, altered, changes),
+            guarantee=_guarantees(before, bound.pipeline),
             aborted=aborted,
         )
         if fields == now:
@@ -163,11 +163,11 @@ def _alter(opened: BoundPipeline, alter_from: str | None, moved: frozenset[str],
         if dry_run:
             return replace(result, aborted=_aborted_by_alter(head))
         if isinstance(head, OpenHead) or head.has_pending_publishes:
-            head, outcome = settle_and_publish(opened, head, "alter", abort_reason=_ABORT_REASON)
+            head, outcome = settle_and_publish(bound, head, "alter", abort_reason=_ABORT_REASON)
             if outcome is not None and outcome.reason == _ABORT_REASON:  # not the abort of a run
                 aborted = outcome.version
             continue
-        head, version = _commit(opened, head, changes, altered)
+        head, version = _commit(bound, head, changes, altered)
         if version is not None:
             logger.info(
                 "version %d altered the pipeline: %s", version, ", ".join(change.field for change in result.changes)
@@ -181,25 +181,25 @@ def _alter(opened: BoundPipeline, alter_from: str | None, moved: frozenset[str],
 
 
 def _commit(
-    opened: BoundPipeline, head: ClosedHead, changes: Sequence[Change], altered: Alter
+    bound: BoundPipeline, head: ClosedHead, changes: Sequence[Change], altered: Alter
 ) -> tuple[Head, int | None]:
     """Return the newest head, and the version of the alter; ``None`` if another process has created a version first."""
-    log = opened.log
-    for name, sink in opened.pipeline.sinks.items():
+    log = bound.log
+    for name, sink in bound.pipeline.sinks.items():
         is_new = name in _sinks(changes, "added", "replaced")
-        claim_dataset(name, sink, log, opened.record, url=opened.pipeline.log, new=is_new)
-    _check_sinks(opened, head, changes)
-    log.put_spec(opened.pipeline.spec_bytes())
-    run_key = f"alter:{opened.spec[:_SHOWN]}:{head.closed + 1}"
-    transform = opened.pipeline.transform_name
-    plan = plan_of(log, head, altered, run_key=run_key, spec=opened.spec, transform=transform)
+        claim_dataset(name, sink, log, bound.record, url=bound.pipeline.log, new=is_new)
+    _check_sinks(bound, head, changes)
+    log.put_spec(bound.pipeline.spec_bytes())
+    run_key = f"alter:{bound.spec[:_SHOWN]}:{head.closed + 1}"
+    transform = bound.pipeline.transform_name
+    plan = plan_of(log, head, altered, run_key=run_key, spec=bound.spec, transform=transform)
     newest, outcome = commit(log, head, plan)
     return newest, outcome.version if outcome is not None and outcome.committed else None
 
 
 def _aborted_by_alter(head: Head) -> int | None:
     """Return the open batch or reprocessing run, which the alter aborts."""
-    if isinstance(head, OpenHead) and is_held(head.plan):
+    if isinstance(head, OpenHead) and head.plan.work.is_held:
         raise HeldVersionError("the open version is held; nothing was altered", version=head.plan.version)
     return head.plan.version if isinstance(head, OpenHead) and head.plan.work.has_rows else None
 
@@ -246,13 +246,13 @@ def _sinks(changes: Iterable[Change], *kinds: str) -> list[str]:
     ]
 
 
-def _altered(opened: BoundPipeline, head: Head, before: Json, changes: Iterable[Change]) -> Alter:
+def _altered(bound: BoundPipeline, head: Head, before: Json, changes: Iterable[Change]) -> Alter:
     """Return the changes as the plan records them. ``before`` are the immutable fields in the log."""
     state = (None if head.outcome is None else head.outcome.state) or {}
     changed = {change.field for change in changes}
     dropped = [stored for field, stored in (("dedup", "dedup"), ("state", OPERATORS)) if field in changed]
     return Alter(
-        offsets=_new_offsets(opened, head, before["source"]),
+        offsets=_new_offsets(bound, head, before["source"]),
         state=tuple(sorted(stored for stored in dropped if stored in state)),
         removed=tuple(sorted(_sinks(changes, "removed", "replaced"))),
     )
@@ -278,9 +278,9 @@ def _check_moved_names(before: Json, now: Json, moved: Collection[str]) -> None:
         )
 
 
-def _new_offsets(opened: BoundPipeline, head: Head, before: Json) -> Offsets:
+def _new_offsets(bound: BoundPipeline, head: Head, before: Json) -> Offsets:
     """Return the offsets at which the partitions start that a changed source adds. ``before`` are the immutable fields of the source in the log."""
-    source, log = opened.pipeline.source, opened.log
+    source, log = bound.pipeline.source, bound.log
     if before == source.immutable_config():
         return {}
     offsets = source.extends(before)
@@ -300,9 +300,9 @@ def _new_offsets(opened: BoundPipeline, head: Head, before: Json) -> Offsets:
     return {name: offset for name, offset in offsets.items() if name not in head.next}
 
 
-def _described(opened: BoundPipeline, before: Json, altered: Alter, changes: Sequence[Change]) -> tuple[Change, ...]:
+def _described(bound: BoundPipeline, before: Json, altered: Alter, changes: Sequence[Change]) -> tuple[Change, ...]:
     """Return all changes for users: also that of the source, and those of fields that are not immutable. ``before`` is the spec in the log."""
-    pipeline = opened.pipeline
+    pipeline = bound.pipeline
     all_changes = []
     if before["immutable_config"]["source"] != pipeline.source.immutable_config():
         names = ", ".join(f"{name} from offset {offset}" for name, offset in sorted(altered.offsets.items()))
@@ -326,9 +326,9 @@ def _described(opened: BoundPipeline, before: Json, altered: Alter, changes: Seq
     return (*all_changes, *(Change(path, "changed", effect) for path in others))
 
 
-def _check_sinks(opened: BoundPipeline, head: ClosedHead, changes: Iterable[Change]) -> None:
+def _check_sinks(bound: BoundPipeline, head: ClosedHead, changes: Iterable[Change]) -> None:
     """Check that new datasets and tables have no rows of this pipeline, and that moved datasets have all files."""
-    pipeline, added = opened.pipeline, _sinks(changes, "added", "replaced")
+    pipeline, added = bound.pipeline, _sinks(changes, "added", "replaced")
     for name in added:
         sink = pipeline.sinks[name]
         if sink.attempts():
@@ -336,20 +336,20 @@ def _check_sinks(opened: BoundPipeline, head: ClosedHead, changes: Iterable[Chan
             raise ConflictError(summary, sink=name, location=sink.location).advising("give the sink another location.")
     for name in added:
         outside = name in pipeline.sinks_outside_log
-        marker = publishing_sink(pipeline, name).marker(opened.record.pipeline_uuid, name) if outside else None
+        marker = publishing_sink(pipeline, name).marker(bound.record.pipeline_uuid, name) if outside else None
         if marker is not None:
             summary = "the target of a new sink has a marker of this pipeline under the name of the sink; the immutable fields in the log are unchanged"
             raise ConflictError(summary, sink=name, marker=marker.version).advising(
                 "give the sink another name. Markers of databases and of Kafka are stored by the name of the sink."
             )
     for name in _sinks(changes, "moved"):
-        _check_moved_files(opened, head, name)
+        _check_moved_files(bound, head, name)
 
 
-def _check_moved_files(opened: BoundPipeline, head: ClosedHead, name: str) -> None:
-    sink = opened.pipeline.sinks[name]
+def _check_moved_files(bound: BoundPipeline, head: ClosedHead, name: str) -> None:
+    sink = bound.pipeline.sinks[name]
     # Readers of the newest version need the files of rewrites, and readers of some versions only (`since`) those of the commits.
-    views = [opened.log.view(version=head.closed, with_rewrites=each) for each in (True, False)]
+    views = [bound.log.view(version=head.closed, with_rewrites=each) for each in (True, False)]
     files = tuple({file.file.key: file.file for view in views for file in view.sink(name)}.values())
     if not sink.is_complete(Committable(format=sink.format, rows=sum(file.rows for file in files), files=files)):
         raise InvalidError(

@@ -30,7 +30,6 @@ from airflow_provider_streamsem.pipeline.versions.commit import (
     abort_outcome,
     close,
     commit_outcome,
-    is_held,
     plan_maintenance,
 )
 from airflow_provider_streamsem.protocol.entries import (
@@ -127,9 +126,9 @@ def compact(
         return _compact_table(pipeline, log, sink, sizes, dry_run=dry_run)
     if dry_run:
         return _possible(pipeline, log, names, sizes)
-    opened = bind_existing(pipeline, log)
+    bound = bind_existing(pipeline, log)
     engine = engine or registry.load("engines", "spark")()
-    return [done for name in names for done in _Compaction(opened, name, sizes, engine).run()]
+    return [done for name in names for done in _Compaction(bound, name, sizes, engine).run()]
 
 
 def _possible(pipeline: Pipeline, log: CommitLog, names: Sequence[str], sizes: _Sizes) -> list[Compacted]:
@@ -172,8 +171,8 @@ def _compact_table(pipeline: Pipeline, log: CommitLog, name: str, sizes: _Sizes,
     if dry_run:
         read_head(pipeline, log)  # checks that the log has the immutable fields of the pipeline
     else:
-        opened = bind_existing(pipeline, log)
-        _refuse_removal(opened.log)
+        bound = bind_existing(pipeline, log)
+        _refuse_removal(bound.log)
     done = pipeline.sinks[name].compact_table(
         target_file_bytes=sizes.target,
         max_bytes=sizes.most,
@@ -209,7 +208,7 @@ def _refuse_removal(log: CommitLog) -> None:
         plan = log.closed_version(head.closed)[0]
     else:
         return
-    if is_held(plan) and isinstance(head, OpenHead):
+    if plan.work.is_held and isinstance(head, OpenHead):
         raise HeldVersionError("the open version is held; the table was not compacted", version=plan.version)
     if plan.work.hidden.commits or plan.work.hidden.after is not None:
         summary = (
@@ -296,18 +295,18 @@ def _rewrite(name: str, commits: Sequence[int], chosen: Sequence[SegmentFile]) -
 
 
 class _Compaction:
-    def __init__(self, opened: BoundPipeline, name: str, sizes: _Sizes, engine: Engine) -> None:
-        self._opened, self._log, self._name, self._sizes, self._engine = opened, opened.log, name, sizes, engine
+    def __init__(self, bound: BoundPipeline, name: str, sizes: _Sizes, engine: Engine) -> None:
+        self._bound, self._log, self._name, self._sizes, self._engine = bound, bound.log, name, sizes, engine
 
     def run(self) -> Iterator[Compacted]:
         """Yield each rewrite after it was committed."""
         done: set[int] = set()  # the commits that this compaction has rewritten, so that it ends
         while True:
-            head = idle_head(self._opened, "rewrite", closes_staged=True)
+            head = idle_head(self._bound, "rewrite", closes_staged=True)
             if head.outcome is None:
                 return
             view = self._log.view(version=head.closed)
-            possible = self._sizes.choose(self._opened.pipeline, self._name, view, head.oldest_readable)
+            possible = self._sizes.choose(self._bound.pipeline, self._name, view, head.oldest_readable)
             with_commits = ((_commits(view, self._name, files), files) for files in possible)
             commits, chosen = next(
                 ((commits, files) for commits, files in with_commits if not done & {*commits}), ((), [])
@@ -364,7 +363,7 @@ class _Compaction:
         # The columns of the newest of these commits. A later version may have columns that a rollback removes.
         schema = log.closed_outcome(work.commits[-1]).schemas[self._name]
         job = RewriteJob(
-            sink=self._opened.pipeline.sinks[self._name],
+            sink=self._bound.pipeline.sinks[self._name],
             files=files,
             schema=schema,
             version=plan.version,
@@ -403,7 +402,7 @@ class _Compaction:
         """Abort the rewrite that could not be staged. If this fails, the next run, or the next compaction, aborts it."""
         try:
             reason = f"the rewrite could not be staged: {type(error).__name__}: {error.summary}"
-            initial_state = self._opened.record.initial_state
+            initial_state = self._bound.record.initial_state
             close(self._log, head, abort_outcome(self._log, head, reason=reason, initial_state=initial_state))
         except StreamsemError as failure:
             logger.warning("the rewrite stays open until the next run: %s", failure)

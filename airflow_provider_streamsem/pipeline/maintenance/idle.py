@@ -8,16 +8,16 @@ from airflow_provider_streamsem.pipeline.versions.commit import settle
 from airflow_provider_streamsem.protocol.view import ClosedHead
 
 
-def idle_head(opened: BoundPipeline, work: str, *, closes_staged: bool) -> ClosedHead:
+def idle_head(bound: BoundPipeline, work: str, *, closes_staged: bool) -> ClosedHead:
     """
     Return the newest head, in which no version is open and no publish is pending.
 
     An open version is closed as by :func:`settle`, or refused. ``closes_staged``: whether to close an open rewrite too.
     """
-    log = opened.log
-    head, _ = settle(opened, log.newest_head(), work, closes_staged=closes_staged)
+    log = bound.log
+    head, _ = settle(bound, log.newest_head(), work, closes_staged=closes_staged)
     if head.has_pending_publishes:
         raise OpenVersionError(f"a commit is not published yet, so no {work} was planned", version=head.closed)
     if head.binding_spec is not None:
-        check_immutable_config(opened.pipeline, log, head.binding_spec, version=max(head.closed, 0))
+        check_immutable_config(bound.pipeline, log, head.binding_spec, version=max(head.closed, 0))
     return head

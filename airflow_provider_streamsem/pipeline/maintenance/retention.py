@@ -37,15 +37,15 @@ def compute_oldest_readable(log: CommitLog, head: Head, *, keep_versions: int | 
     return min(newest_then, closed + 1 - keep_versions)
 
 
-def expire(opened: BoundPipeline, oldest: int) -> Outcome:
+def expire(bound: BoundPipeline, oldest: int) -> Outcome:
     """
     Commit an expiry: from then on, no reader reads a version below ``oldest``, and no rollback returns to one. No run reprocesses such a version if its rows
     are only in a rewrite, or with deduplication across batches (W43, W44).
 
     Return the newest outcome. Its oldest readable version may be higher than ``oldest``, because another process may have committed an expiry.
     """
-    log = opened.log
-    head = idle_head(opened, "expiry", closes_staged=False)
+    log = bound.log
+    head = idle_head(bound, "expiry", closes_staged=False)
     if head.outcome is not None and oldest <= head.oldest_readable:
         return head.outcome
     _, outcome = commit(log, head, plan_maintenance(log, head, Expire(oldest=oldest), run_key="expire"))

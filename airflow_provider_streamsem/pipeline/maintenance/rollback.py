@@ -103,19 +103,19 @@ def rollback(
         text("run_key", run_key)
     _refuse_sinks(pipeline, f"--at {to}" if until_ms is None else "--until TIME")
     log = log or commit_log_at(pipeline.log)
-    opened = bind_existing(pipeline, log)
+    bound = bind_existing(pipeline, log)
     to = newest_closed_until(log, until_ms) if until_ms is not None else to
     assert to is not None
-    return _roll_back(opened, to, run_key, by_time=until_ms is not None)
+    return _roll_back(bound, to, run_key, by_time=until_ms is not None)
 
 
-def _roll_back(opened: BoundPipeline, to: int, run_key: str | None, *, by_time: bool) -> Rollback:
+def _roll_back(bound: BoundPipeline, to: int, run_key: str | None, *, by_time: bool) -> Rollback:
     """If ``by_time`` found ``to``, a repeated call may find another version, and returns the first result."""
-    log, head = opened.log, opened.head
+    log, head = bound.log, bound.head
     for _ in range(_TRIES):
         head = log.confirm_head(head)
         was_unfinished = isinstance(head, OpenHead) or head.has_pending_publishes
-        head, _ = settle_and_publish(opened, head, "rollback")
+        head, _ = settle_and_publish(bound, head, "rollback")
         if was_unfinished and run_key is None:
             plan, outcome = log.closed_version(head.closed)
             if plan.run_key == _default_key(to, plan.version - 1):  # an earlier call of this request has planned it
@@ -130,14 +130,14 @@ def _roll_back(opened: BoundPipeline, to: int, run_key: str | None, *, by_time: 
         if position.before is not None and not isinstance(position.before[0].work, RollbackVersion):
             raise _other_run_error(position.before[0])
         if position.head.spec is not None:
-            check_immutable_config(opened.pipeline, log, position.head.spec, version=position.head.closed)
-        wanted = _plan(opened, position, to, run_key)
+            check_immutable_config(bound.pipeline, log, position.head.spec, version=position.head.closed)
+        wanted = _plan(bound, position, to, run_key)
         if wanted is None:
             return Rollback(log=log.store.url, version=None, to=to, offsets=position.head.next, counts={})
-        _warn_of_expired_ids(opened, wanted)
+        _warn_of_expired_ids(bound, wanted)
         head, committed = commit(log, position.head, wanted)
         if committed is not None:
-            settle_and_publish(opened, head, "rollback")
+            settle_and_publish(bound, head, "rollback")
             return _result(log, wanted, committed)
         if not isinstance(_newest_work(log, head), RollbackVersion):
             break
@@ -202,9 +202,9 @@ def _refuse_sinks(pipeline: Pipeline, position: str) -> None:
         )
 
 
-def _plan(opened: BoundPipeline, ready: Ready, to: int, run_key: str | None) -> Plan | None:
+def _plan(bound: BoundPipeline, ready: Ready, to: int, run_key: str | None) -> Plan | None:
     """Return ``None`` if no version after ``to`` changed anything. With a run key, a plan that changes nothing records that the request is done."""
-    log, head = opened.log, ready.head
+    log, head = bound.log, ready.head
     found = log.outcome(to) if to <= head.closed else None
     if found is None or head.outcome is None:
         raise InvalidError(
@@ -232,9 +232,9 @@ def _plan(opened: BoundPipeline, ready: Ready, to: int, run_key: str | None) -> 
         return None
     _refuse_reprocessed(log, to, head.closed)
     restored = found
-    _refuse_deleted_state(opened, head, restored)
+    _refuse_deleted_state(bound, head, restored)
     counts = subtract_counts(log.view(version=head.closed).counts, log.view(version=to).counts)
-    published = _published_after(opened, head, head.outcome, to)
+    published = _published_after(bound, head, head.outcome, to)
     work = RollbackVersion(
         to=to,
         next={partition: offsets.position(restored.next, partition) for partition in head.next},
@@ -242,20 +242,20 @@ def _plan(opened: BoundPipeline, ready: Ready, to: int, run_key: str | None) -> 
         publish=published,
     )
     key = run_key or _default_key(to, head.closed)
-    return plan_of(log, head, work, run_key=key, j=ready.j, spec=opened.spec, transform=restored.transform)
+    return plan_of(log, head, work, run_key=key, j=ready.j, spec=bound.spec, transform=restored.transform)
 
 
-def _published_after(opened: BoundPipeline, head: ClosedHead, newest: Outcome, to: int) -> tuple[str, ...]:
+def _published_after(bound: BoundPipeline, head: ClosedHead, newest: Outcome, to: int) -> tuple[str, ...]:
     """A sink may be unable to remove the rows because another process has created a version at the same time."""
-    found = rows_after(opened.log, to, newest, opened.pipeline.sinks_outside_log)
+    found = rows_after(bound.log, to, newest, bound.pipeline.sinks_outside_log)
     names = [name for name, rows in found.items() if rows]
     try:
         for name in names:
-            sink = publishing_sink(opened.pipeline, name)
+            sink = publishing_sink(bound.pipeline, name)
             sink.check_removable([file for rows in found[name].values() for file in rows.files])
-            _check_marker(name, sink.marker(opened.record.pipeline_uuid, name), head.markers.get(name))
+            _check_marker(name, sink.marker(bound.record.pipeline_uuid, name), head.markers.get(name))
     except (InvalidError, MarkerLostError) as error:
-        if opened.log.confirm_head(head) != head:
+        if bound.log.confirm_head(head) != head:
             raise _concurrent_version_error(to, head) from error
         raise
     return tuple(names)
@@ -300,10 +300,10 @@ def _refuse_reprocessed(log: CommitLog, to: int, closed: int) -> None:
         )
 
 
-def _warn_of_expired_ids(opened: BoundPipeline, plan: Plan) -> None:
+def _warn_of_expired_ids(bound: BoundPipeline, plan: Plan) -> None:
     assert plan.work.based_on is not None  # the plan of a rollback
-    state = opened.log.closed_outcome(plan.work.based_on).state
-    if dedup_state.has_only_expired_ids(opened.pipeline.dedup, state, plan.planned_at_ms):
+    state = bound.log.closed_outcome(plan.work.based_on).state
+    if dedup_state.has_only_expired_ids(bound.pipeline.dedup, state, plan.planned_at_ms):
         message = "every id in the restored deduplication state has expired by dedup.ttl_s, so records that were dropped as duplicates may be written"
         logger.warning(message)
 
@@ -318,13 +318,13 @@ def _refuse_expired(newest: Outcome, to: int) -> None:
         ).advising("roll back to the oldest readable version or a newer one.")
 
 
-def _refuse_deleted_state(opened: BoundPipeline, head: ClosedHead, restored: Outcome) -> None:
+def _refuse_deleted_state(bound: BoundPipeline, head: ClosedHead, restored: Outcome) -> None:
     """Refuse a version whose state cannot be loaded, or which vacuum may delete at the same time."""
-    settings = opened.pipeline.state
-    oldest = None if settings is None else oldest_kept(opened.log, head.closed, settings.keep_versions)
+    settings = bound.pipeline.state
+    oldest = None if settings is None else oldest_kept(bound.log, head.closed, settings.keep_versions)
     is_kept = oldest is None or restored.version >= oldest
-    has_files = dedup_state.is_complete(opened.log.store.url, restored.state) and state_files.is_loadable(
-        opened.log.store, restored.state
+    has_files = dedup_state.is_complete(bound.log.store.url, restored.state) and state_files.is_loadable(
+        bound.log.store, restored.state
     )
     if not (is_kept and has_files):
         raise InvalidError(

@@ -15,17 +15,17 @@ from airflow_provider_streamsem.protocol.offsets import Gaps
 from airflow_provider_streamsem.protocol.view import Head
 
 
-def repinned(opened: BoundPipeline, plan: Plan) -> Json:
+def repinned(bound: BoundPipeline, plan: Plan) -> Json:
     """Return the pins with which a reprocessing run of a plan reads: those of the plan, or the newest ones if the source replaces records."""
-    source = opened.pipeline.source
+    source = bound.pipeline.source
     if source.on_reprocess is None:
         return plan.pins
     return plain(source.repin(plan.ranges, plan.gaps, source.read_pins(plan.pins)), sparse=True)
 
 
-def is_outdated(opened: BoundPipeline, plan: Plan) -> bool:
+def is_outdated(bound: BoundPipeline, plan: Plan) -> bool:
     """Return whether the source has replaced or removed records that a plan has read."""
-    source = opened.pipeline.source
+    source = bound.pipeline.source
     return source.on_reprocess is not None and source.is_outdated(plan.ranges, plan.gaps, source.read_pins(plan.pins))
 
 
@@ -36,14 +36,14 @@ def before_version(pipeline: Pipeline, version: int) -> str:
     return f"run `streamsem rollback PIPELINE {version - 1}`, then run again: the newest records are read."
 
 
-def outdated(opened: BoundPipeline, head: Head, corrected: Gaps) -> list[int]:
+def outdated(bound: BoundPipeline, head: Head, corrected: Gaps) -> list[int]:
     """
     Return the versions whose rows were computed from former records, in ascending order. A version that was reprocessed since is not outdated.
 
     :param corrected: partition → ``[start, end)`` of the replaced records, below ``head.next``
     """
     versions: set[int] = set()
-    read = _Reader(opened, head)
+    read = _Reader(bound, head)
     for partition, ranges in corrected.items():
         for offset in (offset for start, end in ranges for offset in range(start, end)):
             batch = read.batch_of(partition, offset)
@@ -55,10 +55,10 @@ def outdated(opened: BoundPipeline, head: Head, corrected: Gaps) -> list[int]:
 class _Reader:
     """Finds the batches of this pipeline that have read an offset. It reads each entry once."""
 
-    def __init__(self, opened: BoundPipeline, head: Head) -> None:
-        self._opened, self._head = opened, head
-        self._kept = [] if head.outcome is None else opened.log.remaining_versions(head.outcome)
-        self._stored = cache(opened.log.closed_version)
+    def __init__(self, bound: BoundPipeline, head: Head) -> None:
+        self._bound, self._head = bound, head
+        self._kept = [] if head.outcome is None else bound.log.remaining_versions(head.outcome)
+        self._stored = cache(bound.log.closed_version)
         self.is_outdated = cache(self._is_outdated)
 
     def batch_of(self, partition: str, offset: int) -> int | None:
@@ -78,6 +78,6 @@ class _Reader:
         return offsets.position(self._stored(version)[1].next, partition)
 
     def _is_outdated(self, batch: int) -> bool:
-        newest = self._opened.log.find_current(batch, self._head)
+        newest = self._bound.log.find_current(batch, self._head)
         assert newest is not None  # the batch was not rolled back
-        return is_outdated(self._opened, self._stored(newest)[0])
+        return is_outdated(self._bound, self._stored(newest)[0])

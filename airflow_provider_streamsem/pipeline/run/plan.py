@@ -49,7 +49,7 @@ class Corrections:
 
 
 def plan_batch(
-    opened: BoundPipeline, planner: Planner, ready: Ready, *, run_key: str, drain: bool
+    bound: BoundPipeline, planner: Planner, ready: Ready, *, run_key: str, drain: bool
 ) -> Plan | Corrections | None:
     """
     Build the next plan of a run. Does not store it.
@@ -60,22 +60,22 @@ def plan_batch(
         for a later run. If a pipeline with state has windows to close, a plan without ranges (W29) in place of ``None``
     :raises SourceChangedError: versions must be reprocessed first, and ``on_reprocess`` of the source is ``refuse``
     """
-    clock = opened.log.clock
-    began_ms, planned_at_ms = clock.now_ms(), _batch_time_ms(opened, ready.head)
+    clock = bound.log.clock
+    began_ms, planned_at_ms = clock.now_ms(), _batch_time_ms(bound, ready.head)
     start, target = ready.head.next, ready.target
     last, hint = ready.head.outcome, ready.head.hint
-    end, lag = _poll_end(opened, planner, ready)
-    limits = opened.pipeline.limits
+    end, lag = _poll_end(bound, planner, ready)
+    limits = bound.pipeline.limits
     if drain and ready.j == 0:
         target = end.offsets
-    batch = planner.slice(start, end, limits, hint, on_data_loss=opened.pipeline.on_data_loss)
-    if batch is not None and batch.corrected and (versions := outdated(opened, ready.head, batch.corrected)):
-        _refuse_corrections(opened, batch.corrected, versions)
+    batch = planner.slice(start, end, limits, hint, on_data_loss=bound.pipeline.on_data_loss)
+    if batch is not None and batch.corrected and (versions := outdated(bound, ready.head, batch.corrected)):
+        _refuse_corrections(bound, batch.corrected, versions)
         return Corrections(versions)
     watermark_ms = None
     if batch is None:
         _refuse_unfinished_drain(ready)
-        watermark_ms = due_watermark(opened.pipeline, last, now_ms=planned_at_ms)
+        watermark_ms = due_watermark(bound.pipeline, last, now_ms=planned_at_ms)
         if watermark_ms is None:
             return None
         batch = SourceSlice(ranges={}, pins=(), hint=hint, rows=0)
@@ -83,18 +83,18 @@ def plan_batch(
     if batch.ranges and ready.j == 0 and may_wait(limits, batch.rows, since_ms=since_ms, now_ms=planned_at_ms):
         logger.info("%s", report.waiting(batch.rows, limits))
         return None
-    transform = opened.pipeline.transform_name
-    plan = plan_of(opened.log, ready.head, Batch(), run_key=run_key, j=ready.j, spec=opened.spec, transform=transform)
+    transform = bound.pipeline.transform_name
+    plan = plan_of(bound.log, ready.head, Batch(), run_key=run_key, j=ready.j, spec=bound.spec, transform=transform)
     return replace(
         plan,
         initial_offsets=start if last is None else None,
         ranges=batch.ranges,
         gaps=batch.gaps,
         pins=plain(batch.pins, sparse=True),
-        lookups=pin_lookups(opened.pipeline, planned_at_ms),
+        lookups=pin_lookups(bound.pipeline, planned_at_ms),
         hint=batch.hint,
         target=target,
-        run_counts=_run_counts(opened, ready),
+        run_counts=_run_counts(bound, ready),
         run_start=_run_start(ready, target, batch.ranges),
         planned_at_ms=planned_at_ms,
         planning_ms=max(0, clock.now_ms() - began_ms),
@@ -103,9 +103,9 @@ def plan_batch(
     )
 
 
-def _batch_time_ms(opened: BoundPipeline, head: Head) -> int:
+def _batch_time_ms(bound: BoundPipeline, head: Head) -> int:
     """Return the time of the next plan, in milliseconds since the epoch. Warns if it is far before the newest outcome: one of two clocks is wrong."""
-    now_ms = opened.log.now_ms(head)
+    now_ms = bound.log.now_ms(head)
     if now_ms < head.time_ms:
         logger.warning(
             "the clock of this machine is at %s, but version %d was closed at %s: one of two machines has a wrong clock. The clock determines which ids of "
@@ -115,12 +115,12 @@ def _batch_time_ms(opened: BoundPipeline, head: Head) -> int:
     return now_ms
 
 
-def _poll_end(opened: BoundPipeline, planner: Planner, ready: Ready) -> tuple[SourceEnd, int]:
+def _poll_end(bound: BoundPipeline, planner: Planner, ready: Ready) -> tuple[SourceEnd, int]:
     """A later plan of a drain ends at the run's target. A partition that an alter has added since is not in it, so it is not read."""
     start, target = ready.head.next, ready.target
     end = planner.poll(ready.head.hint) if target is None else SourceEnd({**start, **target})
     telemetry.emit(telemetry.SourcePolled.from_offsets, start, end.offsets)
-    source = opened.pipeline.source
+    source = bound.pipeline.source
     unread = source.count(offsets.between(start, end.offsets))
     logger.info("%s", report.lag(unread, unit=source.range_unit, is_target=target is not None))
     return end, unread
@@ -137,14 +137,14 @@ def _run_start(ready: Ready, target: Offsets | None, ranges: Ranges) -> dict[str
     return {p: offsets.position(start, p) for p in sorted({*start, *(target or {}), *ranges})}
 
 
-def _run_counts(opened: BoundPipeline, ready: Ready) -> dict[str, int]:
+def _run_counts(bound: BoundPipeline, ready: Ready) -> dict[str, int]:
     """Return the sum of the counts of the run's commits that were not rolled back."""
     if ready.before is None:
         return {}
     plan, outcome = ready.before
     newest = ready.head.outcome
     if newest is not None and newest.newest.get(Rollback.kind, -1) > plan.version:
-        return _visible_counts(opened.log, plan.run_key, newest)
+        return _visible_counts(bound.log, plan.run_key, newest)
     return add_counts(plan.run_counts, outcome.counts) if outcome.committed else dict(plan.run_counts)
 
 
@@ -162,22 +162,22 @@ def _visible_counts(log: CommitLog, run_key: str, newest: Outcome) -> dict[str, 
     return total
 
 
-def _refuse_corrections(opened: BoundPipeline, corrected: Gaps, versions: list[int]) -> None:
+def _refuse_corrections(bound: BoundPipeline, corrected: Gaps, versions: list[int]) -> None:
     """Refuse to read new versions if versions are outdated and the source does not let runs reprocess them."""
-    source = opened.pipeline.source
+    source = bound.pipeline.source
     if source.on_reprocess not in (None, "reprocess"):
-        if opened.pipeline.state is not None:
+        if bound.pipeline.state is not None:
             raise SourceChangedError(
                 "the source has replaced or removed records that this pipeline has read, and its state contains them; nothing was planned",
-                pipeline=opened.pipeline.name,
+                pipeline=bound.pipeline.name,
                 versions=versions,
-            ).advising(before_version(opened.pipeline, versions[0]))
+            ).advising(before_version(bound.pipeline, versions[0]))
         raise SourceChangedError(
             "the source has replaced records that this pipeline has read, so the rows of these versions are outdated; nothing was planned",
-            pipeline=opened.pipeline.name,
+            pipeline=bound.pipeline.name,
             versions=versions,
             replaced={partition: list(ranges) for partition, ranges in corrected.items()},
-        ).advising(_advice_for_outdated(opened.pipeline, source.on_reprocess, versions[0]))
+        ).advising(_advice_for_outdated(bound.pipeline, source.on_reprocess, versions[0]))
 
 
 def _advice_for_outdated(pipeline: Pipeline, on_reprocess: str, first: int) -> str:

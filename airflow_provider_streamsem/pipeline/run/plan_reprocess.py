@@ -44,7 +44,7 @@ _EXPIRED = (
 )
 
 
-def abort_reprocessing(opened: BoundPipeline, run_key: str, reason: str) -> None:
+def abort_reprocessing(bound: BoundPipeline, run_key: str, reason: str) -> None:
     """
     Abort the open version of a reprocessing run of which an attempt failed (W22).
 
@@ -52,7 +52,7 @@ def abort_reprocessing(opened: BoundPipeline, run_key: str, reason: str) -> None
     that has a staged attempt stays open, because a user may be reviewing it. If the abort fails, this is logged, and the next run aborts a version that is not
     held.
     """
-    log = opened.log
+    log = bound.log
     try:
         head = log.newest_head()
         if (
@@ -61,64 +61,64 @@ def abort_reprocessing(opened: BoundPipeline, run_key: str, reason: str) -> None
             and head.plan.run_key == run_key
             and not (head.plan.work.held and log.find_staged(head))
         ):
-            close(log, head, abort_outcome(log, head, reason=reason, initial_state=opened.record.initial_state))
+            close(log, head, abort_outcome(log, head, reason=reason, initial_state=bound.record.initial_state))
     except StreamsemError as failure:
         logger.warning("the version of the reprocessing run stays open: %s", failure)
 
 
 def plan_reprocess(
-    opened: BoundPipeline, version: int, run_key: str, current_lookups: bool, ready: Ready, *, held: bool = False
+    bound: BoundPipeline, version: int, run_key: str, current_lookups: bool, ready: Ready, *, held: bool = False
 ) -> Plan:
     """Build the plan of a reprocessing run from the commit that it replaces, as of the head (W24, W25). Only a request closes a held version (W39)."""
-    current = current_commit(opened, ready.head, version)
-    replaced, outcome = opened.log.closed_version(current)
+    current = current_commit(bound, ready.head, version)
+    replaced, outcome = bound.log.closed_version(current)
     newest = ready.head.outcome
     assert newest is not None  # a version is committed
     work = Reprocess(replaces=current, counts=outcome.counts, held=held)
-    transform = opened.pipeline.transform_name
-    plan = plan_of(opened.log, ready.head, work, run_key=run_key, j=ready.j, spec=opened.spec, transform=transform)
+    transform = bound.pipeline.transform_name
+    plan = plan_of(bound.log, ready.head, work, run_key=run_key, j=ready.j, spec=bound.spec, transform=transform)
     planned_lookups = {} if current_lookups else replaced.lookups
     reprocessed = replace(
         plan,
         ranges=replaced.ranges,
         gaps=replaced.gaps,
-        pins=repinned(opened, replaced),
-        lookups=pin_lookups(opened.pipeline, plan.planned_at_ms, planned=planned_lookups),
+        pins=repinned(bound, replaced),
+        lookups=pin_lookups(bound.pipeline, plan.planned_at_ms, planned=planned_lookups),
         run_start=offsets.starts(replaced.ranges),
         watermark_ms=replaced.watermark_ms,
     )
     work.check_replaced(reprocessed, replaced, outcome)
-    source = opened.pipeline.source
+    source = bound.pipeline.source
     pins = [*source.read_pins(reprocessed.pins)]
-    if opened.pipeline.state is not None and is_outdated(opened, replaced):
+    if bound.pipeline.state is not None and is_outdated(bound, replaced):
         raise InvalidError(
             "the source has replaced or removed records that the state contains, and reprocessing does not change the state; nothing was written",
             version=version,
-        ).advising(before_version(opened.pipeline, version))
+        ).advising(before_version(bound.pipeline, version))
     # Check before the plan is created: an open version blocks every other run, and so does a commit that a sink cannot publish.
-    check_state(opened, current, outcome, newest)
+    check_state(bound, current, outcome, newest)
     source.check_pins(pins, was_read=False)
-    check_lookups(opened.pipeline, reprocessed)
-    for name in opened.pipeline.sinks_outside_log:
-        rows = current_output(opened.log, current, name, newest)
-        publishing_sink(opened.pipeline, name).check_removable([] if rows is None else rows.files)
+    check_lookups(bound.pipeline, reprocessed)
+    for name in bound.pipeline.sinks_outside_log:
+        rows = current_output(bound.log, current, name, newest)
+        publishing_sink(bound.pipeline, name).check_removable([] if rows is None else rows.files)
     return reprocessed
 
 
-def check_state(opened: BoundPipeline, current: int, outcome: Outcome, newest: Outcome) -> None:
+def check_state(bound: BoundPipeline, current: int, outcome: Outcome, newest: Outcome) -> None:
     """Check that a version can be reprocessed: no rewrite binds its rows, and the state before it fits the pipeline and can be loaded."""
-    _refuse_bound(opened, current, newest)
-    _refuse_expired_ids(opened, current, newest)
-    _refuse_other_state(opened, outcome, newest)
-    _refuse_deleted_state(opened, current)
+    _refuse_bound(bound, current, newest)
+    _refuse_expired_ids(bound, current, newest)
+    _refuse_other_state(bound, outcome, newest)
+    _refuse_deleted_state(bound, current)
 
 
-def _refuse_bound(opened: BoundPipeline, current: int, newest: Outcome) -> None:
+def _refuse_bound(bound: BoundPipeline, current: int, newest: Outcome) -> None:
     """Refuse a version whose rows are only in the files of a rewrite, together with the rows of other versions (W44)."""
     oldest = newest.oldest_readable
     if current >= oldest or Rewrite.kind not in newest.newest:
         return
-    for rewrite in opened.log.view(version=newest.version).rewrites:
+    for rewrite in bound.log.view(version=newest.version).rewrites:
         if current in rewrite.commits and is_bound(rewrite, oldest):
             raise InvalidError(
                 "the version has expired: vacuum may have deleted its own files, and a compaction has stored its rows together with those of other versions; "
@@ -129,12 +129,12 @@ def _refuse_bound(opened: BoundPipeline, current: int, newest: Outcome) -> None:
             ).advising(_EXPIRED)
 
 
-def _refuse_expired_ids(opened: BoundPipeline, current: int, newest: Outcome) -> None:
+def _refuse_expired_ids(bound: BoundPipeline, current: int, newest: Outcome) -> None:
     """Vacuum may have deleted the ids before an expired version (W44, V9)."""
-    oldest, dedup = newest.oldest_readable, opened.pipeline.dedup
+    oldest, dedup = newest.oldest_readable, bound.pipeline.dedup
     if dedup is None or not dedup.keeps_state or not oldest:
         return
-    root = opened.log.find_root(current)
+    root = bound.log.find_root(current)
     if root < oldest:
         raise InvalidError(
             "the version has expired: vacuum may have deleted the ids of the deduplication before it; nothing was written",
@@ -143,12 +143,12 @@ def _refuse_expired_ids(opened: BoundPipeline, current: int, newest: Outcome) ->
         ).advising(_EXPIRED)
 
 
-def _refuse_other_state(opened: BoundPipeline, outcome: Outcome, newest: Outcome) -> None:
+def _refuse_other_state(bound: BoundPipeline, outcome: Outcome, newest: Outcome) -> None:
     """If the deduplication or the state was altered since, neither of the two states fits the records of the version."""
-    now = opened.pipeline.immutable_config()
-    before = now if outcome.spec == opened.spec else opened.log.config_of(outcome.spec)
-    root = opened.log.find_root(outcome.version) if Alter.kind in newest.newest else outcome.version
-    dropped = {name for _, alter in opened.log.commits_of(Alter, newest, after=root) for name in alter.state}
+    now = bound.pipeline.immutable_config()
+    before = now if outcome.spec == bound.spec else bound.log.config_of(outcome.spec)
+    root = bound.log.find_root(outcome.version) if Alter.kind in newest.newest else outcome.version
+    dropped = {name for _, alter in bound.log.commits_of(Alter, newest, after=root) for name in alter.state}
     if altered := [field for field in ("dedup", "state") if before.get(field) != now.get(field)] or sorted(dropped):
         raise InvalidError(
             "the pipeline was altered after the version, so its records cannot be reprocessed with the present deduplication or state; nothing was written",
@@ -157,23 +157,23 @@ def _refuse_other_state(opened: BoundPipeline, outcome: Outcome, newest: Outcome
         ).advising(f"reprocess newer versions only, or fork the pipeline at version {outcome.version - 1}.")
 
 
-def _refuse_deleted_state(opened: BoundPipeline, current: int) -> None:
+def _refuse_deleted_state(bound: BoundPipeline, current: int) -> None:
     """Vacuum, for example, may have deleted the state before the version."""
-    if opened.pipeline.state is None:
+    if bound.pipeline.state is None:
         return
-    root = opened.log.find_root(current)
-    state = opened.log.closed_outcome(root - 1).state if root > 0 else opened.record.initial_state
-    if not state_files.is_loadable(opened.log.store, state):
+    root = bound.log.find_root(current)
+    state = bound.log.closed_outcome(root - 1).state if root > 0 else bound.record.initial_state
+    if not state_files.is_loadable(bound.log.store, state):
         raise InvalidError(
             "files of the state before this version are missing or were changed, for example because vacuum deleted them; nothing was written",
             version=root,
-            keep_versions=opened.pipeline.state.keep_versions,
+            keep_versions=bound.pipeline.state.keep_versions,
         ).advising("reprocess newer versions only. To keep the state of more versions, raise state.keep_versions.")
 
 
-def current_commit(opened: BoundPipeline, head: Head, version: int) -> int:
+def current_commit(bound: BoundPipeline, head: Head, version: int) -> int:
     """Return the commit whose rows are visible for a version: the newest reprocessing run of its chain, or the version itself."""
-    outcome = opened.log.outcome(version) if version <= head.closed else None
+    outcome = bound.log.outcome(version) if version <= head.closed else None
     if outcome is None or not outcome.has_rows:
         raise InvalidError(
             "only a committed batch can be reprocessed; nothing was written",
@@ -181,7 +181,7 @@ def current_commit(opened: BoundPipeline, head: Head, version: int) -> int:
             result="not closed" if outcome is None else "abort" if outcome.work is None else outcome.work.name,
             newest_closed=head.closed,
         )
-    current = opened.log.find_current(version, head)
+    current = bound.log.find_current(version, head)
     if current is None:
         raise InvalidError(
             "the version was rolled back, so its rows are not visible; nothing was written", given=version

@@ -75,18 +75,16 @@ def _reprocess(
 ) -> RunResult:
     VERSION.checked(version)
     refuse_sinks(pipeline)
-    opened = bind_existing(pipeline, log or commit_log_at(pipeline.log))
+    bound = bind_existing(pipeline, log or commit_log_at(pipeline.log))
     # The listing may lag. With an old head, the default run key could be that of a completed reprocessing run, and an existing version could be refused (W24).
-    opened = replace(opened, head=opened.log.confirm_head(opened.head))
+    bound = replace(bound, head=bound.log.confirm_head(bound.head))
     if run_key is None:
-        run_key = f"reprocess:{version}:{current_commit(opened, opened.head, version)}"
+        run_key = f"reprocess:{version}:{current_commit(bound, bound.head, version)}"
     text("run_key", run_key)
     with telemetry.phase("run", pipeline=pipeline.name, run_key=run_key):
         logger.info("guarantee: %s (`streamsem explain` says why)", guarantee(pipeline).named)
-        result = run_reprocessing(
-            opened, version, run_key, engine, announces=announces, current_lookups=current_lookups
-        )
-        later = kept_versions(pipeline, opened.log, result.version)
+        result = run_reprocessing(bound, version, run_key, engine, announces=announces, current_lookups=current_lookups)
+        later = kept_versions(pipeline, bound.log, result.version)
         if later is not None:
             logger.warning("%s", report.state_kept(later))
         return result

@@ -22,7 +22,6 @@ from airflow_provider_streamsem.pipeline.run.run import Planning, Run
 from airflow_provider_streamsem.pipeline.spec.binding import BoundPipeline, bind_existing
 from airflow_provider_streamsem.pipeline.spec.location import with_log_location
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
-from airflow_provider_streamsem.pipeline.versions.commit import is_held
 from airflow_provider_streamsem.pipeline.versions.publish import publish
 from airflow_provider_streamsem.pipeline.versions.result import RunResult, run_result
 from airflow_provider_streamsem.protocol.entries import Plan, StagedManifest
@@ -59,7 +58,7 @@ def _stage_held(run: Run, replaced: int, plan_next: Planning) -> tuple[Plan, Sta
 
     First close a batch that another run left open, and publish what is pending, as every run does. If the version is held already, return its attempt.
     """
-    position: Position = run.opened.log.locate(run.run_key, run.opened.head)
+    position: Position = run.bound.log.locate(run.run_key, run.bound.head)
     while not isinstance(position, RunComplete):
         run.check_immutable_config(position)
         if isinstance(position, OpenVersion):
@@ -76,10 +75,10 @@ def _stage_held(run: Run, replaced: int, plan_next: Planning) -> tuple[Plan, Sta
                 )
             position = run.close_version(position.head)
         elif isinstance(position, PendingPublish):
-            head = publish(run.opened, position.head, position.outcome, is_own=False)
-            position = run.opened.log.locate(run.run_key, head)
+            head = publish(run.bound, position.head, position.outcome, is_own=False)
+            position = run.bound.log.locate(run.run_key, head)
         else:
-            run.opened.pipeline.load_transform()
+            run.bound.pipeline.load_transform()
             step = run.plan(position, plan_next)
             assert not isinstance(step, (Corrections, NoneType))  # a reprocessing run always plans
             position = step
@@ -91,7 +90,7 @@ def _adopt_or_stage(run: Run, head: OpenHead) -> StagedManifest:
     if staged is None:
         return run.stage(head)
     how_to_stage_again = f"to stage it again, run `streamsem abort PIPELINE.toml {staged.version} --reason TEXT` first."
-    if staged.spec != run.opened.spec:
+    if staged.spec != run.bound.spec:
         summary = "the version is held already, with an attempt that was staged with another spec; nothing was staged"
         raise InvalidError(summary, version=staged.version).advising(how_to_stage_again)
     logger.warning("version %d is held already, so this call staged nothing; %s", staged.version, how_to_stage_again)
@@ -121,20 +120,20 @@ def stage_reprocessing(
     """
     VERSION.checked(version)
     refuse_sinks(pipeline)
-    opened = bind_existing(pipeline, log or commit_log_at(pipeline.log))
-    opened = replace(opened, head=opened.log.confirm_head(opened.head))
-    current = current_commit(opened, opened.head, version)
+    bound = bind_existing(pipeline, log or commit_log_at(pipeline.log))
+    bound = replace(bound, head=bound.log.confirm_head(bound.head))
+    current = current_commit(bound, bound.head, version)
     # Each request has its own key, so that a version that was aborted is never taken for the one that is committed later.
-    run_key = f"reprocess:{version}:{current}:held:{opened.log.clock.new_id()}"
-    run = Run(opened, run_key, engine, announces=False, reprocesses=version)
+    run_key = f"reprocess:{version}:{current}:held:{bound.log.clock.new_id()}"
+    run = Run(bound, run_key, engine, announces=False, reprocesses=version)
     try:
-        planning = partial(plan_reprocess, opened, version, run_key, current_lookups, held=True)
+        planning = partial(plan_reprocess, bound, version, run_key, current_lookups, held=True)
         plan, manifest = _stage_held(run, current, planning)
     except Exception:
         # Otherwise the version would block every run, with nothing to review.
-        abort_reprocessing(opened, run_key, "the held version cannot be staged")
+        abort_reprocessing(bound, run_key, "the held version cannot be staged")
         raise
-    if not isinstance(opened.log.read_head(plan.version), OpenHead):
+    if not isinstance(bound.log.read_head(plan.version), OpenHead):
         summary = "another process has committed or aborted the held version in the meantime; nothing is staged"
         raise InvalidError(summary, version=plan.version).advising("stage the version again.")
     return Held(
@@ -160,19 +159,19 @@ def commit_held(
     :raises InvalidError: the version is not held, it was aborted, it has no such attempt, or files of the attempt are missing
     """
     VERSION.checked(version)
-    opened = bind_existing(pipeline, log or commit_log_at(pipeline.log))
-    opened = replace(opened, head=opened.log.confirm_head(opened.head))
-    plan = opened.log.plan(version)
+    bound = bind_existing(pipeline, log or commit_log_at(pipeline.log))
+    bound = replace(bound, head=bound.log.confirm_head(bound.head))
+    plan = bound.log.plan(version)
     if plan is None or not isinstance(plan.work, Reprocess) or not plan.work.held:
         raise InvalidError("the version is not held; nothing was committed", given=version).advising(_STAGE)
-    head = opened.head
+    head = bound.head
     is_newest = version == (head.plan.version if isinstance(head, OpenHead) else head.closed)
-    manifest = staged_attempt(opened.log, version, attempt_id) if is_newest and isinstance(head, OpenHead) else None
-    run = Run(opened, plan.run_key, announces=False, reprocesses=plan.work.replaces, reviewed_attempt=manifest)
+    manifest = staged_attempt(bound.log, version, attempt_id) if is_newest and isinstance(head, OpenHead) else None
+    run = Run(bound, plan.run_key, announces=False, reprocesses=plan.work.replaces, reviewed_attempt=manifest)
     # A later version may be open or not published. It is not closed, because this call starts no Spark.
-    result = run.complete(_refuse_new_plan) if is_newest else _earlier_result(opened, plan)
+    result = run.complete(_refuse_new_plan) if is_newest else _earlier_result(bound, plan)
     wanted = attempt_id if manifest is None else manifest.attempt_id
-    outcome = opened.log.closed_outcome(version)
+    outcome = bound.log.closed_outcome(version)
     if wanted not in (None, outcome.attempt_id):
         raise InvalidError(
             "another attempt of the held version is committed already", given=wanted, committed=outcome.attempt_id
@@ -189,17 +188,17 @@ def _aborted_error() -> InvalidError:
     return InvalidError("the held version was aborted; nothing was committed").advising("stage the version again.")
 
 
-def _earlier_result(opened: BoundPipeline, plan: Plan) -> RunResult:
-    position = opened.log.locate(plan.run_key, without_pending(opened.head))
+def _earlier_result(bound: BoundPipeline, plan: Plan) -> RunResult:
+    position = bound.log.locate(plan.run_key, without_pending(bound.head))
     if isinstance(position, RunComplete) and position.outcome.committed:
-        return run_result(opened, position, plan.run_key, resumed=True, announces=False)
+        return run_result(bound, position, plan.run_key, resumed=True, announces=False)
     raise _aborted_error()
 
 
 def staged_attempt(log: CommitLog, version: int, attempt_id: str | None = None) -> StagedManifest:
     """Return the attempt of the held version. ``attempt_id`` says which one, if concurrent processes have staged several."""
     head = log.newest_head()
-    if not isinstance(head, OpenHead) or head.plan.version != version or not is_held(head.plan):
+    if not isinstance(head, OpenHead) or head.plan.version != version or not head.plan.work.is_held:
         open_version = head.plan.version if isinstance(head, OpenHead) else None
         raise InvalidError("the version is not held", given=version, open=open_version).advising(_STAGE)
     found = {manifest.attempt_id: manifest for manifest in log.find_staged(head)}

@@ -56,7 +56,6 @@ from airflow_provider_streamsem.pipeline.versions.commit import (
     close,
     commit_outcome,
     has_all_files,
-    is_held,
     outcome_without_records,
 )
 from airflow_provider_streamsem.pipeline.versions.publish import publish
@@ -119,7 +118,7 @@ def run_batch(
         log = log or commit_log_at(pipeline.log)
         _alter_from(pipeline, log, alter_from)
         run = Run(bind(pipeline, log), run_key, engine, announces=announces)
-        return run.complete(partial(plan_batch, run.opened, run.planner, run_key=run_key, drain=drain))
+        return run.complete(partial(plan_batch, run.bound, run.planner, run_key=run_key, drain=drain))
 
 
 @with_log_location
@@ -142,7 +141,7 @@ def plan_run(
         log = log or commit_log_at(pipeline.log)
         _alter_from(pipeline, log, alter_from)
         run = Run(bind(pipeline, log), run_key)
-        return run.plan_only(partial(plan_batch, run.opened, run.planner, run_key=run_key, drain=drain))
+        return run.plan_only(partial(plan_batch, run.bound, run.planner, run_key=run_key, drain=drain))
 
 
 def _alter_from(pipeline: Pipeline, log: CommitLog, alter_from: str | None) -> None:
@@ -162,7 +161,7 @@ class Run:
 
     def __init__(
         self,
-        opened: BoundPipeline,
+        bound: BoundPipeline,
         run_key: str,
         engine: Engine | None = None,
         *,
@@ -170,20 +169,20 @@ class Run:
         reprocesses: int | None = None,
         reviewed_attempt: StagedManifest | None = None,
     ) -> None:
-        self.opened = opened
+        self.bound = bound
         self.run_key = run_key
         self.announces = announces
         self.reprocesses = reprocesses
         self.reviewed_attempt = reviewed_attempt
         self._checked: set[str] = set()
-        self.planner: Planner = opened.pipeline.source.open(
-            opened.log.of_source(opened.pipeline.source.immutable_config()), opened.head.hint
+        self.planner: Planner = bound.pipeline.source.open(
+            bound.log.of_source(bound.pipeline.source.immutable_config()), bound.head.hint
         )
         self.engine: Engine = engine or registry.load("engines", "spark")()
 
     def complete(self, plan_next: Planning) -> RunResult:
         """Recover, plan, stage, commit and publish until the run completes. ``plan_next`` returns ``None`` if there is nothing to plan."""
-        clock = self.opened.log.clock
+        clock = self.bound.log.clock
         began_ms = clock.now_ms()
         result, resumed = self._complete(plan_next)
         logger.info("%s", report.ended(result, resumed=resumed, ms=clock.now_ms() - began_ms))
@@ -191,15 +190,15 @@ class Run:
 
     def _complete(self, plan_next: Planning) -> tuple[RunResult, bool]:
         """Complete the run. Returns its result, and whether it was complete when this process began."""
-        position: Position = self.opened.log.locate(self.run_key, self.opened.head)
+        position: Position = self.bound.log.locate(self.run_key, self.bound.head)
         resumed = isinstance(position, RunComplete)
         while not isinstance(position, RunComplete):
             self.check_immutable_config(position)
             if isinstance(position, Ready):
-                self.opened.pipeline.load_transform()  # fail on an import error before anything is written
+                self.bound.pipeline.load_transform()  # fail on an import error before anything is written
                 step = self.plan(position, plan_next)
                 if step is None:
-                    return empty_result(self.opened, position.head, self.run_key, announces=self.announces), False
+                    return empty_result(self.bound, position.head, self.run_key, announces=self.announces), False
                 if isinstance(step, Corrections):
                     position = self._correct(step, position.head)
                     continue
@@ -208,12 +207,12 @@ class Run:
             if isinstance(position, OpenVersion):
                 position = self.close_version(position.head)
             elif isinstance(position, PendingPublish):
-                plan = self.opened.log.plan(position.head.closed)
+                plan = self.bound.log.plan(position.head.closed)
                 is_own = plan is not None and plan.run_key == self.run_key
-                head = publish(self.opened, position.head, position.outcome, is_own=is_own)
-                position = self.opened.log.locate(self.run_key, head)
+                head = publish(self.bound, position.head, position.outcome, is_own=is_own)
+                position = self.bound.log.locate(self.run_key, head)
         self._check_request(position.plan)
-        return run_result(self.opened, position, self.run_key, resumed=resumed, announces=self.announces), resumed
+        return run_result(self.bound, position, self.run_key, resumed=resumed, announces=self.announces), resumed
 
     def check_immutable_config(self, position: Position) -> None:
         """Refuse other immutable fields: another process may have altered them since the pipeline was bound (W35). Any process may close an open alter."""
@@ -221,12 +220,12 @@ class Run:
         is_altering = isinstance(head, OpenHead) and isinstance(head.plan.work, Alter)
         stored = None if is_altering or isinstance(position, PendingPublish) else head.binding_spec
         if stored is not None and stored not in self._checked:
-            check_immutable_config(self.opened.pipeline, self.opened.log, stored, version=max(head.closed, 0))
+            check_immutable_config(self.bound.pipeline, self.bound.log, stored, version=max(head.closed, 0))
             self._checked.add(stored)
 
     def _check_request(self, plan: Plan) -> None:
         """The run key may belong to a run of another kind, or of another version."""
-        log, requested = self.opened.log, self.reprocesses
+        log, requested = self.bound.log, self.reprocesses
         if isinstance(plan.work, Reprocess) and requested is not None:
             exists = log.outcome(requested) is not None
             is_same = exists and log.find_root(plan.work.replaces) == log.find_root(requested)
@@ -242,20 +241,20 @@ class Run:
 
     def plan_only(self, plan_next: Planning) -> RunResult | None:
         """Recover and plan until the run is complete. Return ``None`` if a version must be closed, published or reprocessed."""
-        position: Position = self.opened.log.locate(self.run_key, self.opened.head)
+        position: Position = self.bound.log.locate(self.run_key, self.bound.head)
         while isinstance(position, Ready):
             self.check_immutable_config(position)
             step = self.plan(position, plan_next)
             if step is None:
-                return empty_result(self.opened, position.head, self.run_key)
+                return empty_result(self.bound, position.head, self.run_key)
             if isinstance(step, Corrections):
                 return None
             position = step
-        if isinstance(position, OpenVersion) and is_held(position.head.plan):
+        if isinstance(position, OpenVersion) and position.head.plan.work.is_held:
             raise _held_error(position.head.plan)
         if not isinstance(position, RunComplete):
             return None
-        return run_result(self.opened, position, self.run_key, resumed=True)
+        return run_result(self.bound, position, self.run_key, resumed=True)
 
     def plan(self, ready: Ready, plan_next: Planning) -> Position | Corrections | None:
         """
@@ -265,9 +264,9 @@ class Run:
             plan = plan_next(ready)
             if plan is None or isinstance(plan, Corrections):
                 return plan
-            log, pipeline = self.opened.log, self.opened.pipeline
+            log, pipeline = self.bound.log, self.bound.pipeline
             if plan.version == 0:
-                claim_datasets(pipeline, log, self.opened.record, new=True)
+                claim_datasets(pipeline, log, self.bound.record, new=True)
             planned = log.put_plan(ready.head, plan)
             if planned.own is not None:
                 logger.info("%s", report.planned(plan))
@@ -281,39 +280,39 @@ class Run:
 
     def _correct(self, corrections: Corrections, head: ClosedHead) -> Position:
         """The run key names the version and the commit that is replaced, so a retry, or another process, continues the same reprocessing run."""
-        refuse_sinks(self.opened.pipeline)
+        refuse_sinks(self.bound.pipeline)
         for version in corrections.versions:
-            opened = replace(self.opened, head=self.opened.log.confirm_head(head))
-            current = opened.log.find_current(version, opened.head)
+            bound = replace(self.bound, head=self.bound.log.confirm_head(head))
+            current = bound.log.find_current(version, bound.head)
             if current is None:  # rolled back since then, so no outdated row is visible
                 continue
             run_key = f"reprocess:{version}:{current}"
             logger.info("version %d is reprocessed: the source has replaced records that it read", version)
-            run_reprocessing(opened, version, run_key, self.engine, announces=False)
-        return self.opened.log.locate(self.run_key, self.opened.log.confirm_head(head))
+            run_reprocessing(bound, version, run_key, self.engine, announces=False)
+        return self.bound.log.locate(self.run_key, self.bound.log.confirm_head(head))
 
     def close_version(self, head: OpenHead) -> Position:
         """Commit or abort the open version, even if another run planned it, and publish the commit. Returns the new position of this run."""
-        plan, log, began_ms = head.plan, self.opened.log, self.opened.log.clock.now_ms()
+        plan, log, began_ms = head.plan, self.bound.log, self.bound.log.clock.now_ms()
         telemetry.emit(telemetry.Planned.from_plan, plan)
         if not head.is_new:
             logger.info("%s", report.resumed(plan, self.run_key))
-        if plan.spec != self.opened.spec and plan.work.has_rows:
-            changes.warn_of_open_version(log, plan, self.opened.pipeline.to_json(), run_key=self.run_key)
+        if plan.spec != self.bound.spec and plan.work.has_rows:
+            changes.warn_of_open_version(log, plan, self.bound.pipeline.to_json(), run_key=self.run_key)
         proposed = self._propose(head, plan)
         if isinstance(proposed, ClosedHead):
             return log.locate(self.run_key, proposed)
         closed, outcome = close(log, head, proposed, began_ms=began_ms)
         if closed.has_pending_publishes:
-            closed = publish(self.opened, closed, outcome, is_own=plan.run_key == self.run_key)
+            closed = publish(self.bound, closed, outcome, is_own=plan.run_key == self.run_key)
         if plan.run_key != self.run_key:
             return log.locate(self.run_key, closed)
         return position_after(closed, plan, outcome)
 
     def _propose(self, head: OpenHead, plan: Plan) -> Outcome | ClosedHead:
-        if is_held(plan):
+        if plan.work.is_held:
             return self._outcome_of_held(head, plan)
-        return outcome_without_records(self.opened, head) or self._adopt_or_stage(head, plan)
+        return outcome_without_records(self.bound, head) or self._adopt_or_stage(head, plan)
 
     def _outcome_of_held(self, head: OpenHead, plan: Plan) -> Outcome:
         """Build the outcome from the attempt that was reviewed (W39)."""
@@ -339,7 +338,7 @@ class Run:
         except Exception as error:
             # If another process has closed the version, vacuum may have deleted files of this attempt and caused the error. The attempt has lost, and the run
             # has not failed (W21).
-            current_head = self.opened.log.read_head(plan.version)
+            current_head = self.bound.log.read_head(plan.version)
             if isinstance(current_head, ClosedHead):
                 return current_head
             reason = self._reason_to_abort(head, plan, error)
@@ -367,20 +366,20 @@ class Run:
         if isinstance(plan.work, Reprocess):
             return error if plan.run_key != self.run_key else None
         follows_abort = head.is_new and head.outcome is not None and not head.outcome.committed
-        is_gap = isinstance(error, RecordsMissingError) and self.opened.pipeline.on_data_loss == "record_gap"
+        is_gap = isinstance(error, RecordsMissingError) and self.bound.pipeline.on_data_loss == "record_gap"
         return error if (is_gap or isinstance(error, LookupChangedError)) and not follows_abort else None
 
     def _abort_outcome(self, head: OpenHead, plan: Plan, error: StreamsemError) -> Outcome:
         reason = f"{error.summary} {error.fields}"
         logger.warning("version %d is closed as an abort: %s", plan.version, reason)
-        return abort_outcome(self.opened.log, head, reason=reason, initial_state=self.opened.record.initial_state)
+        return abort_outcome(self.bound.log, head, reason=reason, initial_state=self.bound.record.initial_state)
 
     def adopt(self, head: OpenHead) -> StagedManifest | None:
         """
         Return a complete attempt of the version; ``None`` if there is none. An attempt is complete if it has staged all sinks of this pipeline, and every file
         has the recorded size and checksum (W17).
         """
-        for manifest in self.opened.log.find_staged(head):
+        for manifest in self.bound.log.find_staged(head):
             if self._is_complete(manifest):
                 logger.info("version %d: adopting the staged attempt %s", manifest.version, manifest.attempt_id)
                 telemetry.emit(telemetry.Adopted, version=manifest.version, attempt_id=manifest.attempt_id)
@@ -389,30 +388,30 @@ class Run:
 
     def _is_complete(self, manifest: StagedManifest) -> bool:
         return (
-            {*manifest.sinks} == {*self.opened.pipeline.sinks}
-            and has_all_files(self.opened.pipeline, manifest)
-            and dedup_state.is_complete(self.opened.pipeline.log, manifest.state)
-            and state_files.is_complete(self.opened.log.store, manifest.state)
+            {*manifest.sinks} == {*self.bound.pipeline.sinks}
+            and has_all_files(self.bound.pipeline, manifest)
+            and dedup_state.is_complete(self.bound.pipeline.log, manifest.state)
+            and state_files.is_complete(self.bound.log.store, manifest.state)
         )
 
     def stage(self, head: OpenHead) -> StagedManifest:
         """Stage a new attempt. The manifest is stored after all files: files without one have no effect (W18). :meth:`adopt` still checks the files."""
-        attempt_id = self.opened.log.clock.new_id()
+        attempt_id = self.bound.log.clock.new_id()
         logger.info("version %d: staging", head.plan.version)
         with telemetry.phase("stage", version=head.plan.version, attempt_id=attempt_id):
             if not head.is_new:  # the planner has not just inspected the pinned items
-                source = self.opened.pipeline.source
+                source = self.bound.pipeline.source
                 source.check_pins(source.read_pins(head.plan.pins), was_read=False)
-                check_lookups(self.opened.pipeline, head.plan)
+                check_lookups(self.bound.pipeline, head.plan)
             manifest = self._attempt(head, head.plan, attempt_id)
             telemetry.emit(telemetry.Staged.from_manifest, manifest)
         return manifest
 
     def _attempt(self, head: OpenHead, plan: Plan, attempt_id: str) -> StagedManifest:
         """Stage every sink, check the counts, and then store the manifest (W18)."""
-        log, pipeline = self.opened.log, self.opened.pipeline
+        log, pipeline = self.bound.log, self.bound.pipeline
         started_ms = log.clock.now_ms()
-        states = states_of(self.opened, head)
+        states = states_of(self.bound, head)
         states.check_base()
         job = self._job(head, attempt_id, states)
         produced = self._produce(job)
@@ -420,7 +419,7 @@ class Run:
             version=plan.version,
             attempt_id=attempt_id,
             plan=head.plan_sha,
-            spec=self.opened.spec,
+            spec=self.bound.spec,
             transform=pipeline.transform_name,
             sinks=produced.sinks,
             schemas=schema.evolve(job.schemas, produced.schemas),
@@ -435,7 +434,7 @@ class Run:
         return manifest
 
     def _job(self, head: OpenHead, attempt_id: str, states: BatchStates) -> Job:
-        pipeline, plan = self.opened.pipeline, head.plan
+        pipeline, plan = self.bound.pipeline, head.plan
         return Job(
             source=pipeline.source,
             pins=pipeline.source.read_pins(plan.pins),
@@ -463,22 +462,22 @@ class Run:
             # must run in the last two: to close windows, and to remove the ids of these records (W27).
             has_work = job.pins or job.plan.watermark_ms is not None or job.chain is not None
             produced = (
-                self.engine.stage(job, self.opened.log) if has_work else nothing_produced(job.sinks, job.base_state)
+                self.engine.stage(job, self.bound.log) if has_work else nothing_produced(job.sinks, job.base_state)
             )
         except DataError:
             source.check_pins(job.pins, was_read=False)  # an item may have been changed or deleted
-            check_lookups(self.opened.pipeline, job.plan)
+            check_lookups(self.bound.pipeline, job.plan)
             raise
         source.check_pins(job.pins, was_read=True)
-        check_lookups(self.opened.pipeline, job.plan)
-        check_record_count(self.opened.pipeline.source.parts, job.plan, produced.counts)
+        check_lookups(self.bound.pipeline, job.plan)
+        check_record_count(self.bound.pipeline.source.parts, job.plan, produced.counts)
         invariants.check_i14_staged(
-            produced.counts, produced.sinks, passed_to_writer=produced.passed_to_writer, rows=self.opened.pipeline.rows
+            produced.counts, produced.sinks, passed_to_writer=produced.passed_to_writer, rows=self.bound.pipeline.rows
         )
         return produced
 
     def _outcome(self, head: OpenHead, plan: Plan, staged: StagedManifest) -> Outcome:
-        source, outcome = self.opened.pipeline.source, commit_outcome(self.opened.log, head, staged)
+        source, outcome = self.bound.pipeline.source, commit_outcome(self.bound.log, head, staged)
         if plan.gaps:
             outcome = replace(outcome, counts={**staged.counts, "gaps": source.count_gaps(plan.gaps)})
         if not plan.work.reads_new_records:  # reprocessing does not move the source (W26)
@@ -491,7 +490,7 @@ def _held_error(plan: Plan) -> HeldVersionError:
 
 
 def run_reprocessing(
-    opened: BoundPipeline,
+    bound: BoundPipeline,
     version: int,
     run_key: str,
     engine: Engine | None,
@@ -505,10 +504,10 @@ def run_reprocessing(
     If the store did not report a result, the version stays open: an attempt may be complete, and the retry commits it. The head must be confirmed (W24).
     """
     try:
-        run = Run(opened, run_key, engine, announces=announces, reprocesses=version)
-        return run.complete(partial(plan_reprocess, opened, version, run_key, current_lookups))
+        run = Run(bound, run_key, engine, announces=announces, reprocesses=version)
+        return run.complete(partial(plan_reprocess, bound, version, run_key, current_lookups))
     except UnavailableError:
         raise
     except Exception as error:
-        abort_reprocessing(opened, run_key, f"the reprocessing run was not staged: {type(error).__name__}")
+        abort_reprocessing(bound, run_key, f"the reprocessing run was not staged: {type(error).__name__}")
         raise

@@ -156,7 +156,7 @@ def preview_reprocess(
     log = log or commit_log_at(pipeline.log)
     record = existing_record(pipeline, log)
     head = log.confirm_head(read_head(pipeline, log))
-    opened = BoundPipeline(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
+    bound = BoundPipeline(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
     versions: list[int] = []
     counts: dict[str, int] = {}
     sinks = dict.fromkeys(pipeline.sinks, Replacement())
@@ -178,7 +178,7 @@ def preview_reprocess(
             )
         try:
             assert head.outcome is not None  # a version is committed
-            check_state(opened, current, outcome, head.outcome)
+            check_state(bound, current, outcome, head.outcome)
         except StreamsemError as error:
             refused[plan.version] = str(error)
     has_later = pipeline.state is not None and versions

@@ -23,9 +23,9 @@ class BatchStates:
 
     chain: ChainStates | None = None
 
-    def __init__(self, opened: BoundPipeline, head: OpenHead) -> None:
-        self._log, self._settings = opened.log, opened.pipeline.state
-        self._initial, self._plan = opened.record.initial_state, head.plan
+    def __init__(self, bound: BoundPipeline, head: OpenHead) -> None:
+        self._log, self._settings = bound.log, bound.pipeline.state
+        self._initial, self._plan = bound.record.initial_state, head.plan
         self._current: Json = self._initial if head.outcome is None else head.outcome.state
         self.base = self._current
         self.batch_time_ms = head.plan.planned_at_ms
@@ -47,13 +47,13 @@ class ReprocessingStates(BatchStates):
     records and the operators' state cannot be changed (W26, W27, W28).
     """
 
-    def __init__(self, opened: BoundPipeline, head: OpenHead, work: Reprocess) -> None:
-        super().__init__(opened, head)
+    def __init__(self, bound: BoundPipeline, head: OpenHead, work: Reprocess) -> None:
+        super().__init__(bound, head)
         self._replaces = work.replaces
         root = self._log.find_root(work.replaces)
         self.base = self._before(root)
         self.batch_time_ms = self._log.closed_version(root)[0].planned_at_ms
-        dedup = opened.pipeline.dedup
+        dedup = bound.pipeline.dedup
         if dedup is not None and dedup.keeps_state:
             self.chain = self._chain()
 
@@ -83,7 +83,7 @@ class ReprocessingStates(BatchStates):
         return self._log.closed_outcome(version - 1).state if version else self._initial
 
 
-def states_of(opened: BoundPipeline, head: OpenHead) -> BatchStates:
+def states_of(bound: BoundPipeline, head: OpenHead) -> BatchStates:
     """Return the states of an attempt of the open version."""
     work = head.plan.work
-    return ReprocessingStates(opened, head, work) if isinstance(work, Reprocess) else BatchStates(opened, head)
+    return ReprocessingStates(bound, head, work) if isinstance(work, Reprocess) else BatchStates(bound, head)

@@ -17,7 +17,6 @@ from airflow_provider_streamsem.pipeline.versions import report
 from airflow_provider_streamsem.pipeline.versions.publish import publish
 from airflow_provider_streamsem.protocol import invariants
 from airflow_provider_streamsem.protocol.entries import Json, Kind, Outcome, Plan, StagedManifest
-from airflow_provider_streamsem.protocol.kinds.reprocess import Reprocess
 from airflow_provider_streamsem.protocol.view import ClosedHead, Head, OpenHead
 from airflow_provider_streamsem.state.settings import watermark_after
 
@@ -160,23 +159,23 @@ def _outcome(log: CommitLog, head: OpenHead, work: Kind | None, state: Json, **c
     return Outcome(**(values | changes))
 
 
-def outcome_without_records(opened: BoundPipeline, head: OpenHead) -> Outcome | None:
+def outcome_without_records(bound: BoundPipeline, head: OpenHead) -> Outcome | None:
     """
     Build the outcome that closes an open version of another process which reads no records; ``None`` for a kind with rows. Does not store it.
 
     For a kind that stages, it commits a complete attempt, or it is an abort (W42). No records are lost by the abort.
     """
-    log, plan = opened.log, head.plan
+    log, plan = bound.log, head.plan
     if plan.work.has_rows:
         return None
     if not plan.work.stages:
         return commit_outcome(log, head)
     for manifest in log.find_staged(head):
-        if plan.work.is_staged_by(manifest) and has_all_files(opened.pipeline, manifest):
+        if plan.work.is_staged_by(manifest) and has_all_files(bound.pipeline, manifest):
             return commit_outcome(log, head, manifest)
     reason = f"another writer found the {plan.work.name} open, and no attempt was complete"
     logger.warning("version %d is closed as an abort: %s", plan.version, reason)
-    return abort_outcome(log, head, reason=reason, initial_state=opened.record.initial_state)
+    return abort_outcome(log, head, reason=reason, initial_state=bound.record.initial_state)
 
 
 def has_all_files(pipeline: Pipeline, manifest: StagedManifest) -> bool:
@@ -186,7 +185,7 @@ def has_all_files(pipeline: Pipeline, manifest: StagedManifest) -> bool:
 
 
 def settle(
-    opened: BoundPipeline, head: Head, work: str, *, closes_staged: bool = True, abort_reason: str | None = None
+    bound: BoundPipeline, head: Head, work: str, *, closes_staged: bool = True, abort_reason: str | None = None
 ) -> tuple[ClosedHead, Outcome | None]:
     """
     Close the open version, without reading records. Any process may do this. A version whose outcome follows from its plan is committed.
@@ -197,13 +196,13 @@ def settle(
     """
     if not isinstance(head, OpenHead):
         return head, None
-    log, plan = opened.log, head.plan
-    if is_held(plan):
+    log, plan = bound.log, head.plan
+    if plan.work.is_held:
         raise HeldVersionError(f"the open version is held; no {work} was planned", version=plan.version)
-    proposed = None if plan.work.stages and not closes_staged else outcome_without_records(opened, head)
+    proposed = None if plan.work.stages and not closes_staged else outcome_without_records(bound, head)
     if proposed is None and abort_reason is not None:
         logger.warning("version %d is closed as an abort: %s", plan.version, abort_reason)
-        proposed = abort_outcome(log, head, reason=abort_reason, initial_state=opened.record.initial_state)
+        proposed = abort_outcome(log, head, reason=abort_reason, initial_state=bound.record.initial_state)
     if proposed is None:
         summary = f"a version is open, so no {work} was planned"
         raise OpenVersionError(summary, version=plan.version, kind=plan.work.kind).advising(
@@ -214,19 +213,14 @@ def settle(
 
 
 def settle_and_publish(
-    opened: BoundPipeline, head: Head, work: str, *, abort_reason: str | None = None
+    bound: BoundPipeline, head: Head, work: str, *, abort_reason: str | None = None
 ) -> tuple[ClosedHead, Outcome | None]:
     """Close the open version as :func:`settle` does, and publish the newest commit if that is pending (P1)."""
-    closed, outcome = settle(opened, head, work, abort_reason=abort_reason)
+    closed, outcome = settle(bound, head, work, abort_reason=abort_reason)
     if closed.has_pending_publishes:  # another process may have published it since the head was read
-        found = opened.log.read_head(closed.closed)
+        found = bound.log.read_head(closed.closed)
         closed = found if isinstance(found, ClosedHead) else closed
     if closed.has_pending_publishes and closed.outcome is not None:
         # Not the publisher of the run, so it closes no claims of others.
-        closed = publish(opened, closed, closed.outcome, is_own=False)
+        closed = publish(bound, closed, closed.outcome, is_own=False)
     return closed, outcome
-
-
-def is_held(plan: Plan) -> bool:
-    """Return whether a version stays open until it is committed or aborted on request (W39)."""
-    return isinstance(plan.work, Reprocess) and plan.work.held

@@ -31,7 +31,7 @@ from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead
 logger = telemetry.log_of(__name__)
 
 
-def publish(opened: BoundPipeline, head: ClosedHead, outcome: Outcome, *, is_own: bool) -> ClosedHead:
+def publish(bound: BoundPipeline, head: ClosedHead, outcome: Outcome, *, is_own: bool) -> ClosedHead:
     """
     Publish the head's commit to all sinks outside the log, and create its receipts. The batch stays committed if this fails.
 
@@ -39,11 +39,11 @@ def publish(opened: BoundPipeline, head: ClosedHead, outcome: Outcome, *, is_own
     :raises UnavailableError: a sink did not report a result, or a publisher of another run has claimed the effects
     :raises PublishError: a sink refuses the batch. No run can plan until the batch is published or skipped
     """
-    return _publish_or_skip(opened, head, outcome, may_close=is_own)
+    return _publish_or_skip(bound, head, outcome, may_close=is_own)
 
 
 def _publish_or_skip(
-    opened: BoundPipeline,
+    bound: BoundPipeline,
     head: ClosedHead,
     outcome: Outcome,
     *,
@@ -52,16 +52,16 @@ def _publish_or_skip(
     reason: str = "",
 ) -> ClosedHead:
     """``skipped_sinks`` are those for which a user skips the commit (P7). The receipts store the ``reason``."""
-    log = opened.log
+    log = bound.log
     version, began_ms = outcome.version, log.clock.now_ms()
-    _check_sinks(opened, outcome)
+    _check_sinks(bound, outcome)
     sink_receipts: dict[str, Receipt] = {}
     markers = dict(outcome.markers)
     with telemetry.phase("publish", version=version):
         for name in outcome.publish:
-            sink = publishing_sink(opened.pipeline, name)
+            sink = publishing_sink(bound.pipeline, name)
             is_skipped = name in skipped_sinks
-            batch = batch_of(opened, outcome, head.outcome_sha, name)
+            batch = batch_of(bound, outcome, head.outcome_sha, name)
             batch = replace(batch, may_close_claims=may_close and (not skipped_sinks or is_skipped))
             receipt = sink.skip(batch) if is_skipped else sink.publish(batch)
             if receipt is None and (stored := log.receipts(version)) is not None:
@@ -73,7 +73,7 @@ def _publish_or_skip(
             receipt = receipt or Receipt(result="skipped", rows=0)  # no publisher can apply a version below the marker
             logger.info("version %d: sink %s: %s, %d rows", version, name, receipt.result, receipt.rows)
             sink_receipts[name] = receipt
-            if sink.delivery == "exactly_once" and not batch.is_nothing:
+            if sink.sets_marker and not batch.is_nothing:
                 markers[name] = Marker(version=version, outcome=head.outcome_sha)
         now_ms = log.clock.now_ms()
         receipts = Receipts(
@@ -91,12 +91,12 @@ def _publish_or_skip(
     return published
 
 
-def _check_sinks(opened: BoundPipeline, outcome: Outcome) -> None:
+def _check_sinks(bound: BoundPipeline, outcome: Outcome) -> None:
     """Check that the sinks to publish to are those of the spec with which the version was committed (W35)."""
-    if outcome.spec == opened.spec:
+    if outcome.spec == bound.spec:
         return
-    stored = opened.log.config_of(outcome.spec)["sinks"]
-    sinks = opened.pipeline.sinks
+    stored = bound.log.config_of(outcome.spec)["sinks"]
+    sinks = bound.pipeline.sinks
     others = [n for n in outcome.publish if n not in sinks or sinks[n].immutable_config() != stored.get(n)]
     if others:
         raise ConflictError(
@@ -109,14 +109,14 @@ def _check_sinks(opened: BoundPipeline, outcome: Outcome) -> None:
         )
 
 
-def batch_of(opened: BoundPipeline, outcome: Outcome, outcome_sha: str, name: str) -> SinkCommit:
+def batch_of(bound: BoundPipeline, outcome: Outcome, outcome_sha: str, name: str) -> SinkCommit:
     """
     Build the part of a commit that one sink publishes.
 
     For a reprocessing run, ``replaced`` has the current rows of its chain in this sink (P3). A *chain* is a batch and the reprocessing runs that replaced it,
     one after the other. For a rollback, it has the current rows of every chain that is rolled back, and there are no rows to add (P10).
     """
-    log, back_to = opened.log, outcome.hidden.after
+    log, back_to = bound.log, outcome.hidden.after
     if back_to is None:
         root, current_rows = _chain(log, outcome, name, log.removed_at(name, outcome))
         replaced = {} if current_rows is None else {root: current_rows}
@@ -124,7 +124,7 @@ def batch_of(opened: BoundPipeline, outcome: Outcome, outcome_sha: str, name: st
         newest = log.closed_outcome(outcome.version - 1)
         root, replaced = outcome.version, rows_after(log, back_to, newest, [name])[name]
     return SinkCommit(
-        pipeline_uuid=opened.record.pipeline_uuid,
+        pipeline_uuid=bound.record.pipeline_uuid,
         sink=name,
         version=outcome.version,
         outcome=outcome_sha,
@@ -243,11 +243,11 @@ def skip(
     :raises PublishError: another sink of the version refuses it. The version stays committed, and its receipts are not stored
     """
     text("reason", reason)
-    opened = bind_existing(pipeline, log or commit_log_at(pipeline.log))
+    bound = bind_existing(pipeline, log or commit_log_at(pipeline.log))
     skipped_sinks = (sink,) if isinstance(sink, str) else text_list("sink", sink)
     for name in skipped_sinks:
         publishing_sink(pipeline, name)
-    head = opened.log.confirm_head(opened.head)
+    head = bound.log.confirm_head(bound.head)
     if isinstance(head, OpenHead) or head.outcome is None or not head.has_pending_publishes or head.closed != version:
         raise InvalidError(
             "only the newest commit can be skipped, and only while it has pending publishes; nothing was changed",
@@ -260,7 +260,7 @@ def skip(
             given=others,
             pending=list(head.outcome.publish),
         )
-    _publish_or_skip(opened, head, head.outcome, may_close=True, skipped_sinks=skipped_sinks, reason=reason)
-    stored = opened.log.receipts(version)
+    _publish_or_skip(bound, head, head.outcome, may_close=True, skipped_sinks=skipped_sinks, reason=reason)
+    stored = bound.log.receipts(version)
     assert stored is not None
     return stored

@@ -79,7 +79,7 @@ class RunResult:
 
 
 def run_result(
-    opened: BoundPipeline, complete: RunComplete, run_key: str, *, resumed: bool, announces: bool = True
+    bound: BoundPipeline, complete: RunComplete, run_key: str, *, resumed: bool, announces: bool = True
 ) -> RunResult:
     """
     Build the result of a complete run, and create its announcement if ``announces`` is set. ``resumed``: it was complete when this process began.
@@ -91,13 +91,13 @@ def run_result(
     versions = (plan.version, plan.version + 1)
     completed: tuple[CompletedVersion, ...] = ()
     if announces:
-        versions, commits = announce_run(opened.log, plan, complete.head.closed, resumed=resumed)
+        versions, commits = announce_run(bound.log, plan, complete.head.closed, resumed=resumed)
         completed = _completed(commits)
     last = completed[-1].version if completed and not counts else outcome.version
     return RunResult(
         status="committed" if counts or completed else "empty",
-        pipeline=opened.pipeline.name,
-        log=opened.pipeline.log,
+        pipeline=bound.pipeline.name,
+        log=bound.pipeline.log,
         run_key=run_key,
         version=last,
         ranges=plan.ranges
@@ -115,18 +115,18 @@ def run_result(
     )
 
 
-def empty_result(opened: BoundPipeline, head: Head, run_key: str, *, announces: bool = True) -> RunResult:
+def empty_result(bound: BoundPipeline, head: Head, run_key: str, *, announces: bool = True) -> RunResult:
     """Build the result of a run that planned nothing, and create its announcement if ``announces`` is set."""
     versions = (head.closed + 1, head.closed + 1)
     completed: tuple[CompletedVersion, ...] = ()
     if announces:
-        versions, commits = announce_others(opened.log, head.closed, run_key)
+        versions, commits = announce_others(bound.log, head.closed, run_key)
         completed = _completed(commits)
     last = completed[-1].version if completed else head.closed
     return RunResult(
         status="committed" if completed else "empty",
-        pipeline=opened.pipeline.name,
-        log=opened.pipeline.log,
+        pipeline=bound.pipeline.name,
+        log=bound.pipeline.log,
         run_key=run_key,
         version=last,
         ranges={},

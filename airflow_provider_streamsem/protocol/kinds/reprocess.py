@@ -32,6 +32,10 @@ class Reprocess(Kind):
     held: bool = field(default=False, metadata=SPARSE)
 
     @property
+    def is_held(self) -> bool:
+        return self.held
+
+    @property
     def removed_counts(self) -> Mapping[str, int]:
         return self.counts
 

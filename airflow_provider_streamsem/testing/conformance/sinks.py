@@ -103,7 +103,7 @@ class Commits:
             log=self._log,
             may_close_claims=True,
         )
-        if sink.delivery == "exactly_once" and not commit.is_nothing:
+        if sink.sets_marker and not commit.is_nothing:
             self._marker = Marker(version=version, outcome=commit.outcome)
         return commit
 
