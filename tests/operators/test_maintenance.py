@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 import subprocess
 import sys
@@ -16,6 +17,7 @@ import pytest
 from airflow_provider_streamsem import CompactOperator, ReprocessOperator, VacuumOperator, VerifyOperator, open_log
 from airflow_provider_streamsem.errors import InvalidError, OpenVersionError
 from airflow_provider_streamsem.hooks.failures import airflow_exception
+from airflow_provider_streamsem.verbs import VERBS
 from tests.code_blocks import blocks
 from tests.operators.task_calls import context, operator
 from tests.pipeline_fixture import PipelineFixture
@@ -302,6 +304,16 @@ def test_airflow_command_group_finds_connections_of_the_metadata_database(
     )
     shown = airflow("streamsem", "log", str(path), "--json")
     assert json.loads(shown[shown.index("{") :])["pipeline"] == "world"
+
+
+@pytest.mark.parametrize("operator", [CompactOperator, ReprocessOperator, VacuumOperator, VerifyOperator])
+def test_operator_has_the_arguments_and_defaults_of_its_verb(operator: type) -> None:
+    verb = next(each for each in VERBS if each.name == operator.__name__.removesuffix("Operator").lower())
+    given = {name: each.default for name, each in inspect.signature(operator).parameters.items()}
+    shared = {each.name: each.default for each in verb.parameters if each.name in given}
+    own = {"pipeline", "version", "patience", "partition_key", "spark_master", "kwargs"}
+    assert {*given} - own <= {*shared}
+    assert {name: given[name] or None for name in shared} == shared
 
 
 def test_command_group_imports_no_heavy_modules() -> None:
