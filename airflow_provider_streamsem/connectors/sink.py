@@ -400,8 +400,11 @@ class PublishingSink(Sink):
     __slots__ = ()
 
     is_outside_log: ClassVar[bool] = True
-    sets_marker: ClassVar[bool] = False
-    """Whether the sink is transactional: it sets its marker in one transaction with the rows."""
+
+    @property
+    def sets_marker(self) -> bool:
+        """Whether the sink is transactional: it sets its marker in one transaction with the rows. Default: whether its guarantee is exactly-once."""
+        return self.delivery == "exactly_once"
 
     @property
     def keeps_staged(self) -> bool:

@@ -159,7 +159,7 @@ def test_alter_names_the_version_that_it_aborted(fixture: PipelineFixture, capsy
     open_version = fixture.opened().head - 1
     assert (code, out.splitlines()[-1]) == (
         0,
-        f"version {open_version} is open and was aborted. If it is a batch, the next run reads its records",
+        f"version {open_version} was open and is now aborted. If it is a batch, the next run reads its records",
     )
 
 

@@ -51,7 +51,6 @@ class TransactionalSink(StagedSink, Generic[H]):
     __slots__ = ()
 
     delivery: ClassVar[str] = "exactly_once"
-    sets_marker: ClassVar[bool] = True
     tries: ClassVar[int] = 12
     first_wait_s: ClassVar[float] = 0.04
     reopens: ClassVar[bool] = True
