@@ -6,9 +6,9 @@ Times are milliseconds UTC, sizes are bytes, and ranges are ``[start, end)``. Th
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
 from airflow_provider_streamsem.errors import LogDamagedError
 from airflow_provider_streamsem.protocol import keys as keys_
@@ -153,6 +153,27 @@ class Hidden:
     sinks: tuple[str, ...] = ()
 
 
+class Earlier(Protocol):
+    """The versions before one, which a verification has read."""
+
+    @property
+    def kept(self) -> Mapping[int, Outcome]:
+        """The closed versions that no rollback has removed."""
+
+    @property
+    def visible(self) -> Set[int]:
+        """The commits whose rows are visible."""
+
+    def plan(self, version: int) -> Plan | None:
+        """Return the plan of a version; ``None`` if it cannot be read."""
+
+    def counts_after(self, version: int) -> Mapping[str, int]:
+        """Return the counts, except zeros, that the versions after this one have added to the totals."""
+
+    def published_after(self, version: int) -> Set[str]:
+        """Return the sinks that have rows of versions after this one, according to the receipts (P10)."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Kind:
     """
@@ -183,6 +204,10 @@ class Kind:
     """Whether the version is processed with the spec in its plan."""
     is_chained: ClassVar[bool] = False
     """Whether each outcome names the newest commit of this kind."""
+    changes_fields: ClassVar[bool] = False
+    """Whether the commit may have other immutable fields than the version before it."""
+    ends_log: ClassVar[bool] = False
+    """Whether no entry may follow the plan."""
 
     @property
     def is_held(self) -> bool:
@@ -208,6 +233,11 @@ class Kind:
     def hidden(self) -> Hidden:
         """The rows that the commit hides."""
         return Hidden()
+
+    @property
+    def new_partitions(self) -> Offsets:
+        """The offsets at which partitions start that the log does not have before the commit."""
+        return {}
 
     def rewrites(self, version: int) -> tuple[SegmentRewrite, ...]:
         """Return the rewrites that the commit adds. ``version`` is its version."""
@@ -286,6 +316,13 @@ class Kind:
                 f"the spec, the columns or the state of an outcome of kind `{self.kind}` do not follow from its plan"
             )
             raise self.damaged(summary, plan.version)
+
+    def check_earlier(self, plan: Plan, outcome: Outcome | None, earlier: Earlier) -> None:
+        """
+        Check the version against all versions before it. Only ``verify`` calls this method.
+
+        :param outcome: ``None`` if the version is open
+        """
 
     def damaged(self, summary: str, version: int, **fields: object) -> LogDamagedError:
         """Return the error for a version that breaks an invariant of this kind."""

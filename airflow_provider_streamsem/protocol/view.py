@@ -21,7 +21,6 @@ from airflow_provider_streamsem.protocol.entries import (
     SegmentFile,
     SegmentRewrite,
 )
-from airflow_provider_streamsem.protocol.kinds.move import Move
 from airflow_provider_streamsem.protocol.kinds.rewrite import has_its_rows, names_earlier_commits
 from airflow_provider_streamsem.protocol.offsets import Offsets
 
@@ -90,7 +89,7 @@ class ClosedHead:
         :raises LogMovedError: the plan is of kind ``move``
         """
         before = self if plan.initial_offsets is None else replace(self, initial_offsets=plan.initial_offsets)
-        if not isinstance(plan.work, Move):
+        if not plan.work.ends_log:
             invariants.check_i2_receipts(plan, has_pending_publishes=self.has_pending_publishes)
             invariants.check_i3_plan(plan, after=self.outcome_sha)
             invariants.check_i4(plan, closed=self.closed)

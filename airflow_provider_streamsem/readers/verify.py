@@ -36,11 +36,6 @@ from airflow_provider_streamsem.protocol.entries import (
     RunPointer,
     Segment,
 )
-from airflow_provider_streamsem.protocol.kinds.alter import Alter
-from airflow_provider_streamsem.protocol.kinds.batch import Batch
-from airflow_provider_streamsem.protocol.kinds.move import Move
-from airflow_provider_streamsem.protocol.kinds.reprocess import Reprocess
-from airflow_provider_streamsem.protocol.kinds.rollback import Rollback
 from airflow_provider_streamsem.protocol.offsets import Ranges
 from airflow_provider_streamsem.protocol.view import (
     ClosedHead,
@@ -240,7 +235,7 @@ class _Verification:
         outcomes: list[tuple[Outcome, str]] = []
         head, initial_offsets = ClosedHead(), dict[str, int]()
         ranges: dict[int, Ranges] = {}
-        visible: set[int] = set()
+        earlier = _EarlierVersions(self._published, self._plan)
         for version in range(newest + 1):
             if version % _PROGRESS_EACH == 0:
                 logger.info("reading the log: version %d of %d", version, newest)
@@ -249,8 +244,8 @@ class _Verification:
             if version == 0 and plan is not None:
                 initial_offsets = dict(plan.initial_offsets or {})
                 head = ClosedHead(initial_offsets=initial_offsets)
-            if stored_plan is not None and isinstance(stored_plan[0].work, Move):
-                head.with_plan(*stored_plan)  # raises if the log was moved
+            if stored_plan is not None and stored_plan[0].work.ends_log:
+                head.with_plan(*stored_plan)  # raises: the log was moved
             stored_outcome = self._entry(Outcome, keys.outcome(version), version)
             outcome = None if stored_outcome is None else stored_outcome[0]
             if stored_plan is None or plan is None:
@@ -258,28 +253,21 @@ class _Verification:
             else:
                 self._version(head, stored_plan, stored_outcome)
                 self._immutable_config(plan, head, outcome)
-                if isinstance(plan.work, Rollback):
-                    self._rollback(version, plan.work, outcome, outcomes)
+                self._try(partial(plan.work.check_earlier, plan, outcome, earlier), version=version)
             if outcome is None and version < newest:
                 self._report(
                     "I2", "the outcome of a version below the head is missing or cannot be read", version=version
                 )
             if plan is not None and outcome is not None and outcome.committed:
-                work, to = plan.work, plan.work.hidden.after
-                if isinstance(work, Alter):
-                    initial_offsets |= work.offsets
-                if isinstance(work, Reprocess):
-                    self._reprocess(plan, work, visible)
-                if to is not None:
-                    ranges = {at: found for at, found in ranges.items() if at <= to}
-                    visible = {at for at in visible if at <= to}
-                visible -= {*work.hidden.commits}
-                visible |= {version} if work.has_rows else set()
-                if isinstance(work, Batch):
+                initial_offsets |= plan.work.new_partitions
+                to = plan.work.hidden.after
+                ranges = {at: found for at, found in ranges.items() if to is None or at <= to}
+                if plan.work.reads_new_records:
                     ranges[version] = plan.ranges
             if stored_outcome is not None:
                 outcomes.append(stored_outcome)
                 closed, sha = stored_outcome
+                earlier.add(closed)
                 head = ClosedHead(outcome=closed, outcome_sha=sha, markers=closed.markers)
                 if closed.requires_receipts:
                     head = self._receipts(head, newest)
@@ -352,55 +340,9 @@ class _Verification:
                 return name in outcome.sinks and bool(outcome.sinks[name].files)
         return False
 
-    def _reprocess(self, reprocessed: Plan, work: Reprocess, visible: set[int]) -> None:
-        """Check a reprocessing run against the commit that it replaces (I20)."""
-        replaced = work.replaces
-        plan = self._entry(Plan, keys.plan(replaced), replaced)
-        outcome = self._entry(Outcome, keys.outcome(replaced), replaced)
-        if replaced not in visible:
-            self._report(
-                "I20", "a reprocessing run replaces a version that is not visible", version=reprocessed.version
-            )
-        elif plan is not None and outcome is not None:
-            self._try(partial(work.check_replaced, reprocessed, plan[0], outcome[0]), version=reprocessed.version)
-
-    def _rollback(
-        self, version: int, work: Rollback, outcome: Outcome | None, before: list[tuple[Outcome, str]]
-    ) -> None:
-        """Check a rollback against the version to which it returns (I21)."""
-        to = work.to
-        outcomes = [found for found, _ in before]
-        kept = {found.version: found for found in outcomes}
-        for removed in removed_by_rollbacks(outcomes):
-            kept.pop(removed, None)
-        counts: Mapping[str, int] = {}
-        for found in outcomes:
-            counts = add_counts(counts, net_counts(found) if found.version > to else {})
-        if to not in kept:
-            what = "a rollback returns to a version that was rolled back or does not exist"
-            self._report("I21", what, version=version)
-            return
-        changed = {name: n for name, n in counts.items() if n}
-        self._try(partial(work.check_restored, version, outcome, kept[to], counts=changed), version=version)
-        published = self._published_after(to, kept)
-        if {*work.publish} != published:
-            what = f"the rollback to version {to} names the sinks {[*work.publish]}, but {sorted(published)} have rows of the versions after {to}"
-            self._report("I21", what, version=version)
-
-    def _published_after(self, to: int, kept: Mapping[int, Outcome]) -> set[str]:
-        """Return the sinks that have rows of versions after ``to``, according to the receipts (P10). A rollback removed no version of ``kept``."""
-        counted: set[tuple[int, str]] = set()
-        found: set[str] = set()
-        for version in sorted((version for version in kept if version > to), reverse=True):
-            root, receipts = kept[version], self._published.get(version)
-            while root.replaces is not None and root.replaces in kept:
-                root = kept[root.replaces]
-            for name, receipt in {} if receipts is None else receipts.sinks.items():
-                output = kept[version].sinks.get(name)
-                if receipt.result == "applied" and output is not None and (root.version, name) not in counted:
-                    counted.add((root.version, name))
-                    found |= {name} if output.files else set()
-        return found
+    def _plan(self, version: int) -> Plan | None:
+        stored = self._entry(Plan, keys.plan(version), version)
+        return None if stored is None else stored[0]
 
     def _version(
         self, head: ClosedHead, stored_plan: tuple[Plan, str], stored_outcome: tuple[Outcome, str] | None
@@ -424,7 +366,7 @@ class _Verification:
 
     def _immutable_config(self, plan: Plan, head: ClosedHead, outcome: Outcome | None) -> None:
         """Check that a plan has the immutable fields of the outcome before it, unless it is an alter, and that a commit has those of its plan (I22)."""
-        specs = [] if isinstance(plan.work, Alter) or head.spec is None else [(head.spec, plan.spec)]
+        specs = [] if plan.work.changes_fields or head.spec is None else [(head.spec, plan.spec)]
         specs += [] if outcome is None or not outcome.committed else [(plan.spec, outcome.spec)]
         for before, now in specs:
             configs = [self._config_of(spec, plan.version) for spec in (before, now)] if before != now else [None]
@@ -657,3 +599,48 @@ def _data_keys(sink: Sink) -> Iterator[str]:
     """Yield the keys of files that attempts wrote. A table may have other writers, which store files below ``data/`` too."""
     stats = open_dataset(sink.location).list("data/")
     return (stat.key for stat in stats if keys.attempt_of_data(stat.key) and not stat.key.endswith("/"))
+
+
+class _EarlierVersions:
+    """
+    The versions that the verification has read; see :class:`airflow_provider_streamsem.protocol.entries.Earlier`.
+
+    :param receipts: version → receipts. The caller adds those of later versions
+    """
+
+    def __init__(self, receipts: Mapping[int, Receipts], plan: Callable[[int], Plan | None]) -> None:
+        self._receipts, self.plan = receipts, plan
+        self._outcomes: list[Outcome] = []
+        self.kept: dict[int, Outcome] = {}
+        self.visible: set[int] = set()
+
+    def add(self, outcome: Outcome) -> None:
+        self._outcomes.append(outcome)
+        after = outcome.hidden.after
+        if after is not None:
+            self.kept = {version: found for version, found in self.kept.items() if version <= after}
+            self.visible = {version for version in self.visible if version <= after}
+        self.kept[outcome.version] = outcome
+        self.visible -= {*outcome.hidden.commits}
+        self.visible |= {outcome.version} if outcome.has_rows else set()
+
+    def counts_after(self, version: int) -> Mapping[str, int]:
+        counts: Mapping[str, int] = {}
+        for outcome in self._outcomes:
+            counts = add_counts(counts, net_counts(outcome) if outcome.version > version else {})
+        return {name: count for name, count in counts.items() if count}
+
+    def published_after(self, version: int) -> set[str]:
+        """A rollback removed no version of ``kept``, so the newest rows of a chain in a sink are those of its newest commit that was applied."""
+        counted: set[tuple[int, str]] = set()
+        found: set[str] = set()
+        for later in sorted((at for at in self.kept if at > version), reverse=True):
+            root, receipts = self.kept[later], self._receipts.get(later)
+            while root.replaces is not None and root.replaces in self.kept:
+                root = self.kept[root.replaces]
+            for name, receipt in {} if receipts is None else receipts.sinks.items():
+                output = self.kept[later].sinks.get(name)
+                if receipt.result == "applied" and output is not None and (root.version, name) not in counted:
+                    counted.add((root.version, name))
+                    found |= {name} if output.files else set()
+        return found

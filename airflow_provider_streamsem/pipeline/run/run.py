@@ -62,7 +62,6 @@ from airflow_provider_streamsem.pipeline.versions.publish import publish
 from airflow_provider_streamsem.pipeline.versions.result import RunResult, empty_result, run_result
 from airflow_provider_streamsem.protocol import invariants
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan, StagedManifest
-from airflow_provider_streamsem.protocol.kinds.alter import Alter
 from airflow_provider_streamsem.protocol.kinds.batch import Batch
 from airflow_provider_streamsem.protocol.kinds.reprocess import Reprocess
 from airflow_provider_streamsem.protocol.procedures import (
@@ -217,7 +216,7 @@ class Run:
     def check_immutable_config(self, position: Position) -> None:
         """Refuse other immutable fields: another process may have altered them since the pipeline was bound (W35). Any process may close an open alter."""
         head = position.head
-        is_altering = isinstance(head, OpenHead) and isinstance(head.plan.work, Alter)
+        is_altering = isinstance(head, OpenHead) and head.plan.work.changes_fields
         stored = None if is_altering or isinstance(position, PendingPublish) else head.binding_spec
         if stored is not None and stored not in self._checked:
             check_immutable_config(self.bound.pipeline, self.bound.log, stored, version=max(head.closed, 0))

@@ -74,7 +74,9 @@ def _bind(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, *, starts:
     if head.binding_spec is None:
         assert isinstance(head, ClosedHead)  # an open version names its spec
         head = _at_start(head, record, initial_offsets(pipeline, log, record, store=starts))
-        if pipeline.spec_sha256 != record.spec:  # the listing may lag, so the call may plan a later version with this spec
+        if (
+            pipeline.spec_sha256 != record.spec
+        ):  # the listing may lag, so the call may plan a later version with this spec
             log.put_spec(pipeline.spec_bytes())
         return BoundPipeline(pipeline=pipeline, log=log, record=record, head=head, spec=pipeline.spec_sha256)
     check_and_store_spec(pipeline, log, head.binding_spec, version=max(head.closed, 0))

@@ -27,6 +27,7 @@ class Alter(Kind):
     invariant = "I22"
     uses_spec = True
     is_chained = True
+    changes_fields = True
     offsets: Offsets = field(default_factory=dict)
     state: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
@@ -34,6 +35,10 @@ class Alter(Kind):
     @property
     def hidden(self) -> Hidden:
         return Hidden(sinks=self.removed)
+
+    @property
+    def new_partitions(self) -> Offsets:
+        return self.offsets
 
     def next_offsets(self, plan: Plan, *, committed: bool) -> Offsets:
         return self.offsets if committed else {}

@@ -22,6 +22,7 @@ class Move(Kind):
     label = "moved"
     color = "gray.solid"
     invariant = "I2"
+    ends_log = True
     moved_to: str
 
     def check_plan(self, plan: Plan, *, before: Outcome | None, next: Offsets) -> None:

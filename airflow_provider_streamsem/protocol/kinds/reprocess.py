@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from airflow_provider_streamsem.protocol.entries import SPARSE, Hidden, Kind, Outcome, Plan
+from airflow_provider_streamsem.protocol.entries import SPARSE, Earlier, Hidden, Kind, Outcome, Plan
 from airflow_provider_streamsem.protocol.offsets import Offsets
 
 
@@ -55,6 +55,16 @@ class Reprocess(Kind):
         """Check that the replaced commit is an earlier version (I20)."""
         if not 0 <= self.replaces < outcome.version:
             raise self.damaged("an outcome replaces a version that is not earlier", outcome.version)
+
+    def check_earlier(self, plan: Plan, outcome: Outcome | None, earlier: Earlier) -> None:
+        """Check that a commit replaces a commit that is visible before it, and matches it (I20)."""
+        if outcome is None or not outcome.committed:
+            return
+        if self.replaces not in earlier.visible:
+            raise self.damaged("a reprocessing run replaces a version that is not visible", plan.version)
+        replaced = earlier.plan(self.replaces)
+        if replaced is not None:
+            self.check_replaced(plan, replaced, earlier.kept[self.replaces])
 
     def check_replaced(self, plan: Plan, replaced: Plan, outcome: Outcome) -> None:
         """Check that the plan has the ranges, gaps and watermark of the commit that it replaces, and records the counts of that commit (I20)."""

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from airflow_provider_streamsem.protocol import offsets
-from airflow_provider_streamsem.protocol.entries import SPARSE, Hidden, Kind, Outcome, Plan
+from airflow_provider_streamsem.protocol.entries import SPARSE, Earlier, Hidden, Kind, Outcome, Plan
 from airflow_provider_streamsem.protocol.offsets import Offsets
 
 
@@ -61,6 +61,17 @@ class Rollback(Kind):
         Kind.check_outcome(self, outcome)
         if not 0 <= self.to < outcome.version:
             raise self.damaged("an outcome rolls back to a version that is not earlier", outcome.version)
+
+    def check_earlier(self, plan: Plan, outcome: Outcome | None, earlier: Earlier) -> None:
+        """Check the version to which it returns, and that it names the sinks with rows of the versions in between (I21)."""
+        if self.to not in earlier.kept:
+            what = "a rollback returns to a version that was rolled back or does not exist"
+            raise self.damaged(what, plan.version)
+        self.check_restored(plan.version, outcome, earlier.kept[self.to], counts=earlier.counts_after(self.to))
+        published = earlier.published_after(self.to)
+        if {*self.publish} != published:
+            what = f"the rollback to version {self.to} names the sinks {[*self.publish]}, but {sorted(published)} have rows of the versions after {self.to}"
+            raise self.damaged(what, plan.version)
 
     def check_restored(
         self, version: int, outcome: Outcome | None, restored: Outcome, *, counts: Mapping[str, int]
