@@ -11,13 +11,14 @@ from pathlib import Path
 
 import pytest
 
-from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, rollback, verify
+from airflow_provider_streamsem import FilesSink, FilesSource, Limits, Pipeline, reprocess, rollback, verify
 from airflow_provider_streamsem.errors import (
     ConflictError,
     DatasetOwnedError,
     InvalidError,
     LogDamagedError,
 )
+from airflow_provider_streamsem.pipeline.spec.binding import create_log
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
 from tests.pipeline_fixture import PipelineFixture
@@ -35,6 +36,19 @@ def test_two_logs_over_one_dataset_are_refused(fixture: PipelineFixture, tmp_pat
     assert caught.value.fields["marked_log"] == fixture.store.url
     assert caught.value.do.startswith("correct `log` of the pipeline")
     assert "restore it" in caught.value.do
+
+
+@pytest.mark.parametrize("call", [rollback, reprocess])
+def test_refused_call_on_a_log_without_versions_does_not_determine_where_the_first_run_starts(
+    fixture: PipelineFixture, call: Callable[..., object]
+) -> None:
+    pipeline, log = fixture.pipeline(), fixture.log()
+    with pytest.raises(InvalidError, match="no log"):
+        call(pipeline, 0, log=log)
+    create_log(pipeline, log)
+    with pytest.raises(InvalidError):
+        call(pipeline, 0, log=log)
+    assert log.list_keys("initial_offsets/") == ()
 
 
 def test_dataset_with_files_of_unknown_origin_is_refused(fixture: PipelineFixture) -> None:

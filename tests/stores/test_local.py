@@ -68,6 +68,27 @@ def test_failed_sync_of_the_directory_is_an_unknown_result_although_the_object_w
     assert store.read("dir/second") == b"2"
 
 
+def test_writer_that_lost_a_create_syncs_the_directory_of_the_winner(
+    store: LocalStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The winner may die before its own sync, and the loser continues with the object."""
+    store.create("dir/first", b"1")
+    real_link, real_sync, synced = os.link, os.fsync, []
+
+    def lose(source: str, target: str) -> None:
+        real_link(source, target)
+        raise FileExistsError(errno.EEXIST, "exists")
+
+    def record(descriptor: int) -> None:
+        synced.append(os.readlink(f"/proc/self/fd/{descriptor}"))
+        real_sync(descriptor)
+
+    monkeypatch.setattr("airflow_provider_streamsem.stores.local.os.link", lose)
+    monkeypatch.setattr("airflow_provider_streamsem.stores.local.os.fsync", record)
+    assert not store.create("dir/second", b"2")
+    assert synced[-1] == os.path.join(store.root, "dir")
+
+
 def test_object_whose_writer_died_before_the_link_is_never_visible(
     store: LocalStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
