@@ -72,13 +72,12 @@ class CommitLog:
     :param store: the store that holds the log
     :param clock: the clock for timestamps and for delays between retries
     :param retry_policy: how often, and after which delays, a request with an unknown result is sent again
-    :param sources: prefix of the discoveries of all sources; :meth:`read_pipeline` sets it for a moved log
     """
 
     store: Store
     clock: Clock = SYSTEM_CLOCK
     retry_policy: RetryPolicy = field(default_factory=RetryPolicy)
-    sources: str = keys.SOURCES
+    _sources: str | None = field(default=None, init=False, repr=False, compare=False)
 
     def perform(self, procedure: Procedure[T]) -> T:
         """
@@ -177,7 +176,9 @@ class CommitLog:
             if moved is None:
                 summary = "the move of the log to this location is not complete; nothing was read or written"
                 raise LogMovingError(summary, moved_from=stored[0].moved_from, log=self.store.url)
-            self.sources = moved.sources
+            self._sources = moved.sources
+        else:
+            self._sources = keys.SOURCES
         return stored[0]
 
     def existing_pipeline(self) -> PipelineRecord:
@@ -257,6 +258,13 @@ class CommitLog:
         The keys depend on the immutable fields of the source. So a run with a corrected path does not read the discoveries of a run with a wrong path.
         """
         return self.under(self.source_prefix(immutable_config))
+
+    @property
+    def sources(self) -> str:
+        """The prefix of the discoveries of all sources. That of a moved log is stored with the move, so ``pipeline.json`` is read if it was not read yet."""
+        if self._sources is None:
+            self.read_pipeline()
+        return self._sources or keys.SOURCES
 
     def source_prefix(self, immutable_config: Json) -> str:
         """Return the prefix of the discoveries of one source; see :meth:`of_source`."""
