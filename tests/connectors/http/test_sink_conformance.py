@@ -14,7 +14,6 @@ from airflow_provider_streamsem.connectors.http.sink import HttpSink
 from airflow_provider_streamsem.testing.conformance import SinkContract, SinkSystem
 from tests.connectors.http.endpoints import Recorder, serving
 
-
 DELIVERIES: dict[str, dict[str, Any]] = {
     "at_least_once": {"delivery": "at_least_once"},
     "at_most_once": {"delivery": "at_most_once"},
