@@ -260,8 +260,8 @@ class _Verification:
                 )
             if plan is not None and outcome is not None and outcome.committed:
                 initial_offsets |= plan.work.new_partitions
-                to = plan.work.hidden.after
-                ranges = {at: found for at, found in ranges.items() if to is None or at <= to}
+                if (to := plan.work.hidden.after) is not None:
+                    ranges = {at: found for at, found in ranges.items() if at <= to}
                 if plan.work.reads_new_records:
                     ranges[version] = plan.ranges
             if stored_outcome is not None:
@@ -627,7 +627,8 @@ class _EarlierVersions:
     def counts_after(self, version: int) -> Mapping[str, int]:
         counts: Mapping[str, int] = {}
         for outcome in self._outcomes:
-            counts = add_counts(counts, net_counts(outcome) if outcome.version > version else {})
+            if outcome.version > version:
+                counts = add_counts(counts, net_counts(outcome))
         return {name: count for name, count in counts.items() if count}
 
     def published_after(self, version: int) -> set[str]:

@@ -332,9 +332,9 @@ class _Compaction:
             # unknown, and that process has committed the attempt.
             current = log.read_head(plan.version)
             outcome = current.outcome if isinstance(current, ClosedHead) else None
-            if outcome is None and isinstance(error, StreamsemError):
-                self._abort(stored, error)
             if outcome is None:
+                if isinstance(error, StreamsemError):
+                    self._abort(stored, error)
                 raise
             if not outcome.rewrites:
                 raise _lost_error(plan.version) from error

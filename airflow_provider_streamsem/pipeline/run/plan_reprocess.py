@@ -162,8 +162,7 @@ def _refuse_deleted_state(bound: BoundPipeline, current: int) -> None:
     if bound.pipeline.state is None:
         return
     root = bound.log.find_root(current)
-    state = bound.log.closed_outcome(root - 1).state if root > 0 else bound.record.initial_state
-    if not state_files.is_loadable(bound.log.store, state):
+    if not state_files.is_loadable(bound.log.store, bound.state_before(root)):
         raise InvalidError(
             "files of the state before this version are missing or were changed, for example because vacuum deleted them; nothing was written",
             version=root,

@@ -25,8 +25,8 @@ class BatchStates:
 
     def __init__(self, bound: BoundPipeline, head: OpenHead) -> None:
         self._log, self._settings = bound.log, bound.pipeline.state
-        self._initial, self._plan = bound.record.initial_state, head.plan
-        self._current: Json = self._initial if head.outcome is None else head.outcome.state
+        self._plan = head.plan
+        self._current: Json = bound.record.initial_state if head.outcome is None else head.outcome.state
         self.base = self._current
         self.batch_time_ms = head.plan.planned_at_ms
 
@@ -51,11 +51,11 @@ class ReprocessingStates(BatchStates):
         super().__init__(bound, head)
         self._replaces = work.replaces
         root = self._log.find_root(work.replaces)
-        self.base = self._before(root)
+        self.base = bound.state_before(root)
         self.batch_time_ms = self._log.closed_version(root)[0].planned_at_ms
         dedup = bound.pipeline.dedup
         if dedup is not None and dedup.keeps_state:
-            self.chain = self._chain()
+            self.chain = self._chain(bound)
 
     def check_base(self) -> None:
         """Check that the files of the base state can be loaded. If vacuum has deleted them, no retry can restore them."""
@@ -69,18 +69,15 @@ class ReprocessingStates(BatchStates):
         """Return the changed deduplication state, or the state of the log's head."""
         return produced.state if self.chain is not None and self._settings is None else self._current
 
-    def _chain(self) -> ChainStates:
+    def _chain(self, bound: BoundPipeline) -> ChainStates:
         commits: list[tuple[Json, Json]] = []
         version: int | None = self._replaces
         while version is not None:
             outcome = self._log.closed_outcome(version)
-            commits.append((self._before(version), outcome.state))
+            commits.append((bound.state_before(version), outcome.state))
             version = outcome.replaces
         planned_ms = self._plan.planned_at_ms
         return ChainStates(current=self._current, commits=tuple(reversed(commits)), planned_ms=planned_ms)
-
-    def _before(self, version: int) -> Json:
-        return self._log.closed_outcome(version - 1).state if version else self._initial
 
 
 def states_of(bound: BoundPipeline, head: OpenHead) -> BatchStates:

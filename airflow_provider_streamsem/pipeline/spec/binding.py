@@ -41,6 +41,10 @@ class BoundPipeline:
     head: Head
     spec: str
 
+    def state_before(self, version: int) -> Json:
+        """Return the state after the version before this one; before version 0, the initial state."""
+        return self.log.closed_outcome(version - 1).state if version else self.record.initial_state
+
 
 def bind(pipeline: Pipeline, log: CommitLog) -> BoundPipeline:
     """
