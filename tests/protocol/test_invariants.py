@@ -15,6 +15,7 @@ from airflow_provider_streamsem.protocol.entries import (
     Claim,
     Committable,
     Effects,
+    Hidden,
     Marker,
     Outcome,
     Plan,
@@ -271,17 +272,45 @@ def test_I20_reprocess_that_replaces_no_earlier_version_is_refused(replaced: int
         samples.outcome(REPROCESS, work=work)
 
 
-def test_I20_reprocess_with_other_ranges_gaps_or_counts_than_the_replaced_commit_is_refused() -> None:
-    commit = samples.outcome(PLAN)
-    REPLACES.check_replaced(REPROCESS, PLAN, commit)
-    for work, plan, outcome in (
-        (REPLACES, samples.plan(ranges={"files": (0, 2)}), commit),
-        (REPLACES, samples.plan(gaps={"files": ((0, 1),)}), commit),
-        (REPLACES, PLAN, samples.outcome(PLAN, result="abort")),
-        (dataclasses.replace(REPLACES, counts={}), PLAN, commit),
+@dataclasses.dataclass(kw_only=True)
+class EarlierVersions:
+    """The versions before one, as a verification has read them."""
+
+    kept: dict[int, Outcome]
+    visible: frozenset[int] = frozenset()
+    plans: dict[int, Plan] = dataclasses.field(default_factory=dict)
+    counts: dict[str, int] = dataclasses.field(default_factory=dict)
+    published: frozenset[str] = frozenset()
+
+    def plan(self, version: int) -> Plan | None:
+        return self.plans.get(version)
+
+    def counts_after(self, version: int) -> dict[str, int]:
+        return self.counts
+
+    def published_after(self, version: int) -> frozenset[str]:
+        return self.published
+
+
+COMMIT = samples.outcome(PLAN)
+BEFORE_REPROCESS = EarlierVersions(kept={0: COMMIT}, visible=frozenset({0}), plans={0: PLAN})
+
+
+def test_I20_commit_with_other_ranges_gaps_or_counts_than_the_visible_commit_that_it_replaces_is_refused() -> None:
+    commit = samples.outcome(REPROCESS)
+    REPLACES.check_earlier(REPROCESS, commit, BEFORE_REPROCESS)
+    for work, change in (
+        (REPLACES, {"visible": frozenset({1})}),
+        (REPLACES, {"plans": {0: samples.plan(ranges={"files": (0, 2)})}}),
+        (REPLACES, {"plans": {0: samples.plan(gaps={"files": ((0, 1),)})}}),
+        (dataclasses.replace(REPLACES, counts={}), {}),
     ):
+        earlier = dataclasses.replace(BEFORE_REPROCESS, **change)  # type: ignore[arg-type]
         with raises_damage("I20"):  # type: ignore[attr-defined]
-            work.check_replaced(REPROCESS, plan, outcome)
+            work.check_earlier(REPROCESS, commit, earlier)
+        for outcome in (None, samples.outcome(REPROCESS, result="abort")):
+            work.check_earlier(REPROCESS, outcome, earlier)
+    REPLACES.check_earlier(REPROCESS, commit, dataclasses.replace(BEFORE_REPROCESS, plans={}))
 
 
 def test_I20_commit_must_replace_the_version_of_its_plan_and_an_abort_none() -> None:
@@ -369,20 +398,21 @@ def test_I21_rollback_has_no_output_and_publishes_to_the_sinks_of_its_plan(chang
         rolled_back(work=back, **change)
 
 
-def test_I21_rollback_must_have_the_offsets_state_columns_and_counts_of_the_version_to_which_it_returns() -> None:
-    counts = {"read": 4}
-    BACK.check_restored(4, rolled_back(), RESTORED, counts=counts)
-    BACK.check_restored(4, None, RESTORED, counts=counts)
-    BACK.check_restored(4, rolled_back(result="abort", work=None, state=None), RESTORED, counts=counts)
-    for outcome, restored, expected in (
-        (rolled_back(state=None), RESTORED, counts),
-        (rolled_back(schemas={}), RESTORED, counts),
-        (rolled_back(watermark_ms=1), RESTORED, counts),
-        (None, dataclasses.replace(RESTORED, next={"a": 3}), counts),
-        (None, RESTORED, {}),
+def test_I21_rollback_must_have_the_offsets_state_columns_counts_and_sinks_of_the_version_to_which_it_returns() -> None:
+    earlier = EarlierVersions(kept={1: RESTORED}, counts={"read": 4})
+    for outcome in (rolled_back(), None, rolled_back(result="abort", work=None, state=None)):
+        BACK.check_earlier(ROLLBACK, outcome, earlier)
+    for outcome, change in (
+        (rolled_back(state=None), {}),
+        (rolled_back(schemas={}), {}),
+        (rolled_back(watermark_ms=1), {}),
+        (None, {"kept": {1: dataclasses.replace(RESTORED, next={"a": 3})}}),
+        (None, {"kept": {0: RESTORED}}),
+        (None, {"counts": {}}),
+        (None, {"published": frozenset({"table"})}),
     ):
         with raises_damage("I21"):  # type: ignore[attr-defined]
-            BACK.check_restored(4, outcome, restored, counts=expected)
+            BACK.check_earlier(ROLLBACK, outcome, dataclasses.replace(earlier, **change))  # type: ignore[arg-type]
 
 
 BEFORE = samples.outcome(
@@ -422,6 +452,10 @@ def test_I22_alter_without_changes_with_ranges_or_with_an_offset_of_a_known_part
             AT_ALTER.with_plan(dataclasses.replace(ALTER, **changes), "sha")
     with raises_damage("I22"):  # type: ignore[attr-defined]
         ClosedHead().with_plan(dataclasses.replace(ALTER, version=0, previous=""), "sha")
+
+
+def test_alter_starts_new_partitions_and_hides_the_rows_of_removed_sinks() -> None:
+    assert (CHANGES.new_partitions, altered().hidden) == ({"c": 7}, Hidden(sinks=("old",)))
 
 
 def test_I22_outcome_of_an_alter_follows_from_its_plan_and_the_outcome_before() -> None:

@@ -313,7 +313,7 @@ MUTATIONS = (
     Mutation(vacuum_deletes_files_that_reprocessing_runs_replaced, "I6|visible file is missing"),
     Mutation(files_missing_from_a_listing_are_forgotten, "D1|duplicated", first=121),
     Mutation(discovery_is_used_after_a_lost_create, ".", first=122),
-    Mutation(abort_drops_the_state, DUPLICATES, "dedup", first=6829),
+    Mutation(abort_drops_the_state, f"I25|{DUPLICATES}", "dedup", first=6829),
     Mutation(reprocess_uses_the_current_deduplication_state, "other ids|missing or duplicated", "dedup"),
     Mutation(reprocess_ignores_ids_after_its_root, DUPLICATES, "dedup"),
     Mutation(

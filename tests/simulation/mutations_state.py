@@ -46,5 +46,5 @@ STATE_MUTATIONS = (
     Mutation(reprocessing_changes_the_state, WRONG, "stateful"),
     Mutation(reprocessing_starts_from_the_newest_state, WRONG, "stateful"),
     Mutation(vacuum_deletes_shared_sst_files, "state file was deleted|is missing, truncated or swapped", "stateful"),
-    Mutation(abort_drops_the_state, WRONG, "stateful", first=558),
+    Mutation(abort_drops_the_state, f"I25|{WRONG}", "stateful", first=558),
 )

@@ -63,28 +63,18 @@ class Rollback(Kind):
             raise self.damaged("an outcome rolls back to a version that is not earlier", outcome.version)
 
     def check_earlier(self, plan: Plan, outcome: Outcome | None, earlier: Earlier) -> None:
-        """Check the version to which it returns, and that it names the sinks with rows of the versions in between (I21)."""
-        if self.to not in earlier.kept:
+        """Check the rollback against the version to which it returns, and that it names the sinks with rows of the versions in between (I21)."""
+        restored = earlier.kept.get(self.to)
+        if restored is None:
             what = "a rollback returns to a version that was rolled back or does not exist"
             raise self.damaged(what, plan.version)
-        self.check_restored(plan.version, outcome, earlier.kept[self.to], counts=earlier.counts_after(self.to))
+        expected = {partition: offsets.position(restored.next, partition) for partition in self.next}
+        names = ("state", "schemas", "watermark_ms") if outcome is not None and outcome.committed else ()
+        is_restored = all(getattr(outcome, name) == getattr(restored, name) for name in names)
+        if not (self.next == expected and is_restored and dict(self.counts) == dict(earlier.counts_after(self.to))):
+            summary = "a rollback does not match the version to which it returns"
+            raise self.damaged(summary, plan.version, to=self.to)
         published = earlier.published_after(self.to)
         if {*self.publish} != published:
             what = f"the rollback to version {self.to} names the sinks {[*self.publish]}, but {sorted(published)} have rows of the versions after {self.to}"
             raise self.damaged(what, plan.version)
-
-    def check_restored(
-        self, version: int, outcome: Outcome | None, restored: Outcome, *, counts: Mapping[str, int]
-    ) -> None:
-        """
-        Check a rollback against the version to which it returns (I21).
-
-        :param outcome: the outcome of the rollback; ``None`` if it is open
-        :param counts: the counts that the versions in between added to the totals
-        """
-        expected = {partition: offsets.position(restored.next, partition) for partition in self.next}
-        names = ("state", "schemas", "watermark_ms") if outcome is not None and outcome.committed else ()
-        is_restored = all(getattr(outcome, name) == getattr(restored, name) for name in names)
-        if not (self.next == expected and is_restored and dict(self.counts) == dict(counts)):
-            summary = "a rollback does not match the version to which it returns"
-            raise self.damaged(summary, version, to=restored.version)
