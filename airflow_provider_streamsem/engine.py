@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -125,6 +126,14 @@ class Engine(Protocol):
 
     def rewrite(self, job: RewriteJob, log: CommitLog) -> RewrittenFiles:
         """Write the rows of some files to new files at the location of the attempt. Raises ``StageError`` if a retry may succeed, else ``DataError``."""
+        ...
+
+    def publishing_session(self, sink: Sink) -> AbstractContextManager[Any]:
+        """
+        Open a Spark session in which a sink publishes; see ``spark`` of :class:`airflow_provider_streamsem.connectors.sink.SinkCommit`.
+
+        :raises InvalidError: the engine has no Spark, or its Spark lacks packages or settings that the sink needs
+        """
         ...
 
     def cancel(self) -> None:

@@ -65,8 +65,10 @@ SINKS: Mapping[str, Any] = {
     "files": FilesSink(path="/out"),
     "Delta": DeltaSink("/table"),
     "Delta, upsert": DeltaSink("/table", mode="upsert", keys=["id"]),
+    "Delta, upsert by Spark": DeltaSink("/table", mode="upsert", keys=["id"], engine="spark"),
     "Iceberg": IcebergSink("/iceberg", "lake.orders"),
     "Iceberg, upsert": IcebergSink("/iceberg", "lake.orders", mode="upsert", keys=["id"]),
+    "Iceberg, upsert by Spark": IcebergSink("/iceberg", "lake.orders", mode="upsert", keys=["id"], engine="spark"),
     "database, append": JdbcSink("warehouse", "orders", "/staged"),
     "database, upsert": JdbcSink("warehouse", "orders", "/staged", mode="upsert", keys=["id"]),
     "database, replace_version": JdbcSink("warehouse", "orders", "/staged", mode="replace_version"),
@@ -94,6 +96,10 @@ _TRANSACTIONS = (
     f"{SINK_SUITE}::test_publisher_paused_at_any_request_changes_nothing_after_newer_commits",
 )
 """The conformance suite, which every sink with transactions passes."""
+_BY_SPARK = (
+    *_TRANSACTIONS,
+    "tests/connectors/staged_parquet/test_merge_engine.py::test_merge_that_fails_is_not_repeated_and_leaves_the_table_as_it_was",
+)
 _DATABASE = (
     *_TRANSACTIONS,
     "tests/connectors/sql/test_sink.py::test_crash_or_lost_reply_at_any_call_leaves_every_row_once",
@@ -204,6 +210,11 @@ PROOFS: Mapping[str, tuple[str, ...]] = {
         "tests/connectors/delta/test_upsert.py::test_concurrent_and_paused_publishers_merge_each_version_once_in_every_round",
         "tests/connectors/delta/test_upsert.py::test_repeated_merge_never_restores_an_old_value",
     ),
+    "Delta, upsert by Spark": (
+        *_BY_SPARK,
+        "tests/integration/test_delta.py::test_rows_merged_by_key_are_equal_in_spark_and_delta_rs",
+        "tests/connectors/delta/test_active_files.py::test_add_actions_are_those_of_the_log_with_any_form_of_checkpoint",
+    ),
     "Iceberg": (
         "tests/connectors/iceberg/test_publish.py::test_crash_at_every_step_then_retry_publishes_once",
         *_TRANSACTIONS,
@@ -213,6 +224,10 @@ PROOFS: Mapping[str, tuple[str, ...]] = {
         "tests/connectors/iceberg/test_publish.py::test_crash_at_every_step_then_retry_publishes_once",
         "tests/connectors/iceberg/test_merge.py::test_concurrent_publishers_and_one_paused_before_its_commit_in_every_round",
         "tests/connectors/iceberg/test_merge.py::test_late_or_repeated_batch_never_restores_an_old_value",
+    ),
+    "Iceberg, upsert by Spark": (
+        *_BY_SPARK,
+        "tests/integration/test_iceberg.py::test_rows_merged_by_key_are_equal_for_pyiceberg_spark_and_duckdb",
     ),
     "database, append": _DATABASE,
     "database, upsert": _DATABASE,

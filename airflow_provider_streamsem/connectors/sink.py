@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
@@ -16,7 +17,7 @@ from airflow_provider_streamsem.errors import MarkerConflictError, MarkerLostErr
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json, Marker, Receipt
 
 if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
+    from pyspark.sql import DataFrame, SparkSession
 
 _NOTHING = "nothing was created or applied in the sink, and the version stays committed"
 SENT_IN_ORDER = (
@@ -61,6 +62,8 @@ class SinkCommit:
     :param replaced: root → the rows that the commit removes from the sink: those of a reprocessing run's chain, or those of the rolled-back versions
     :param expected_marker: the newest earlier commit that set the sink's marker, according to its receipts; ``None`` if there is none
     :param log: the log of the commit. A sink stores the results of calls there that cannot be undone
+    :param spark: opens a Spark session, in which the sink may read and write files; ``None`` if the caller has no Spark. The context manager raises
+        ``InvalidError`` if Spark lacks packages that the sink needs, ``UnavailableError`` if a retry may succeed, and ``PublishError`` if Spark refuses rows
     :param may_close_claims: whether this publisher may record as *unknown* the calls that other publishers have claimed. True for a retry of the run that
         committed the version, and for a skip
     """
@@ -75,6 +78,9 @@ class SinkCommit:
     replaced: Mapping[int, Committable] = field(default_factory=dict)
     expected_marker: Marker | None = None
     log: CommitLog | None = field(default=None, compare=False, repr=False)
+    spark: Callable[[Sink], AbstractContextManager[SparkSession]] | None = field(
+        default=None, compare=False, repr=False
+    )
     may_close_claims: bool = False
 
     @property
@@ -326,6 +332,16 @@ class Sink(ABC):
     def sequence_by(self) -> Sequence[str]:
         """The columns by which the rows of a batch are ordered, ascending. Empty: the order of the source."""
         return ()
+
+    @property
+    def spark_packages(self) -> tuple[str, ...]:
+        """Names of the Spark packages that every batch requires (:mod:`airflow_provider_streamsem.spark.packages`)."""
+        return ()
+
+    @property
+    def publishing_packages(self) -> tuple[str, ...]:
+        """Names of the Spark packages that publishing with Spark requires."""
+        return self.spark_packages
 
     def grows(self, column: str, recorded: str, wider: str) -> bool:
         """Return whether a column of the dataset can get a wider type."""

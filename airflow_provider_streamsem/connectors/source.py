@@ -255,7 +255,7 @@ class Source(ABC):
 
     @property
     def spark_packages(self) -> tuple[str, ...]:
-        """Names of the Spark packages that reading this source requires (:mod:`airflow_provider_streamsem.spark.packages`): ``kafka``, ``avro``."""
+        """Names of the Spark packages that reading this source requires (:mod:`airflow_provider_streamsem.spark.packages`), such as ``kafka``."""
         return ()
 
     @property

@@ -6,13 +6,16 @@ import re
 from collections.abc import Mapping, Sequence
 
 from airflow_provider_streamsem.connectors.data_files.pins import FilePin
+from airflow_provider_streamsem.connectors.sink import Sink
 from airflow_provider_streamsem.engine import Job, RewriteJob
 from airflow_provider_streamsem.errors import (
     UNREADABLE_FILE,
     DataError,
     InvalidError,
+    PublishError,
     StageError,
     StreamsemError,
+    UnavailableError,
 )
 from airflow_provider_streamsem.spark import (
     connect_failures,
@@ -163,6 +166,28 @@ def rewrite_error(error: Exception, job: RewriteJob) -> StreamsemError:
         **jvm_exceptions.root_cause(error),
     ).advising(
         "compact again. If it fails again, correct the cause that this message or the exception before it names. If memory was short, lower `max_bytes`."
+    )
+
+
+def publish_error(error: Exception, sink: Sink) -> StreamsemError:
+    """Return the error of this package for an exception of Spark while a sink published rows with it. It quotes no values of records."""
+    effect = "nothing of the batch is in the table"
+    texts = jvm_exceptions.texts(error)
+    refused = store_failures.refusal(texts, effect, location=sink.location)
+    if refused is not None:
+        return refused
+    states = [*jvm_exceptions.sql_states(error)]
+    condition = next((name for name, state in states if state.startswith(_OF_THE_QUERY)), "")
+    facts = {"location": sink.location, "error": type(error).__name__, **jvm_exceptions.root_cause(error)}
+    if condition and not store_failures.is_transient(texts):
+        return PublishError(f"Spark cannot merge the rows into the table; {effect}", condition=condition, **facts)
+    found = [name for name, _ in states][:1]
+    return UnavailableError(
+        f"Spark failed while it merged rows into the table; {effect}",
+        **({"condition": found[0]} if found else {}),
+        **facts,
+    ).advising(
+        "run again. If it fails again, correct the cause that this message names; if memory was short, give Spark more."
     )
 
 

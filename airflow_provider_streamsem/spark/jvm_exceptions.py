@@ -67,3 +67,9 @@ def sql_states(error: Any) -> Iterator[tuple[str, str]]:
             condition, state = spark_error.getCondition(), spark_error.getSqlState()
             if condition and state:
                 yield str(condition), str(state)
+
+
+def is_of_spark(error: Exception) -> bool:
+    """Return whether pyspark or its connection to the JVM or server has raised an exception."""
+    modules = {kind.__module__.partition(".")[0] for kind in type(error).__mro__}
+    return bool(modules & {"pyspark", "py4j", "grpc"}) or isinstance(error, ConnectionError)

@@ -7,8 +7,8 @@ A package must match the version of Spark that loads it, so the versions are der
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from importlib import metadata
 from importlib.util import find_spec
 from pathlib import Path
@@ -19,6 +19,8 @@ from airflow_provider_streamsem.connectors.source import Source
 from airflow_provider_streamsem.deduplication.settings import Dedup
 
 SETTING = "spark.jars.packages"
+_EXTENSIONS = "spark.sql.extensions"
+_LISTS = (SETTING, _EXTENSIONS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +28,15 @@ class Package:
     """
     An additional Spark package.
 
-    :param coordinates: Maven coordinates for ``spark.jars.packages``, with the placeholders ``{spark}``, ``{scala}`` and ``{hadoop}`` for versions
+    :param coordinates: Maven coordinates for ``spark.jars.packages``, with the placeholders ``{spark}``, ``{scala}`` and ``{hadoop}`` for versions, and
+        ``{minor}`` for the first two numbers of Spark's version
     :param contains: name of a class in the package, which the engine tries to load to check whether Spark has the package
+    :param settings: settings that a session needs to use the package. The value of ``spark.sql.extensions`` is one of a list
     """
 
     coordinates: str
     contains: str
+    settings: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
 KAFKA = Package(
@@ -39,16 +44,25 @@ KAFKA = Package(
 )
 AVRO = Package("org.apache.spark:spark-avro_{scala}:{spark}", "org.apache.spark.sql.avro.AvroDataToCatalyst")
 S3A = Package("org.apache.hadoop:hadoop-aws:{hadoop}", "org.apache.hadoop.fs.s3a.S3AFileSystem")
-_NAMED = {"kafka": KAFKA, "avro": AVRO, "s3a": S3A}
+DELTA = Package(
+    "io.delta:delta-spark_{minor}_{scala}:4.1.0",
+    "io.delta.sql.DeltaSparkSessionExtension",
+    {
+        _EXTENSIONS: "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+    },
+)
+ICEBERG = Package(
+    "org.apache.iceberg:iceberg-spark-runtime-{minor}_{scala}:1.11.0", "org.apache.iceberg.spark.SparkCatalog"
+)
+_NAMED = {"kafka": KAFKA, "avro": AVRO, "s3a": S3A, "delta": DELTA, "iceberg": ICEBERG}
 
 
 def needed(
     inputs: Sequence[Source | Lookup], sinks: Mapping[str, Sink], dedup: Dedup | None, log: str
 ) -> list[Package]:
     """Return the packages that Spark needs for the inputs, the sinks, and the deduplication state, which is stored below the URL of the log."""
-    packages = [
-        _NAMED[name] for name in sorted({name for part in inputs for name in part.spark_packages}, key=[*_NAMED].index)
-    ]
+    packages = named(name for part in (*inputs, *sinks.values()) for name in part.spark_packages)
     locations = [
         *(part.location for part in inputs),
         *(sink.attempt_location(0, "0") for sink in sinks.values()),
@@ -58,6 +72,25 @@ def needed(
     return [*packages, S3A] if on_s3 and S3A not in packages else packages
 
 
+def named(names: Iterable[str]) -> list[Package]:
+    """Return the packages with these names, each once."""
+    return [_NAMED[name] for name in sorted({*names}, key=[*_NAMED].index)]
+
+
+def missing_settings(packages: Iterable[Package], value_of: Callable[[str], str]) -> dict[str, str]:
+    """
+    Return the settings that the packages need and a session lacks.
+
+    :param value_of: name of a setting → its value in the session; ``""`` if it is not set
+    """
+    return {
+        name: value
+        for package in packages
+        for name, value in package.settings.items()
+        if value not in value_of(name).split(",")
+    }
+
+
 def coordinates(packages: Iterable[Package]) -> str | None:
     """Return the value of ``spark.jars.packages`` for the installed pyspark; ``None`` if classic pyspark is not installed."""
     versions = _versions()
@@ -65,13 +98,14 @@ def coordinates(packages: Iterable[Package]) -> str | None:
 
 
 def added(conf: Mapping[str, str], packages: Iterable[Package]) -> dict[str, str]:
-    """Return the settings with these packages appended to ``spark.jars.packages``."""
+    """Return the settings with these packages appended to ``spark.jars.packages``, and with the settings that the packages need."""
+    packages = list(packages)
     added_coordinates = coordinates(packages)
-    return (
-        {**conf, SETTING: ",".join(part for part in (conf.get(SETTING), added_coordinates) if part)}
-        if added_coordinates
-        else dict(conf)
-    )
+    if not added_coordinates:
+        return dict(conf)
+    missing = {SETTING: added_coordinates} | missing_settings(packages, lambda name: conf.get(name, ""))
+    lists = {name: ",".join(filter(None, [conf.get(name), missing[name]])) for name in missing if name in _LISTS}
+    return {**missing, **conf, **lists}
 
 
 def _versions() -> dict[str, str] | None:
@@ -84,7 +118,9 @@ def _versions() -> dict[str, str] | None:
     }
     if None in versions.values():
         return None
-    return {**{name: str(version) for name, version in versions.items()}, "spark": metadata.version("pyspark")}
+    spark = metadata.version("pyspark")
+    numbers = {"spark": spark, "minor": ".".join(spark.split(".")[:2])}
+    return {**{name: str(version) for name, version in versions.items()}, **numbers}
 
 
 def _version(jars: list[str], pattern: str) -> str | None:

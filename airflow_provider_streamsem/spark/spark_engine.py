@@ -18,8 +18,10 @@ from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
 
 from airflow_provider_streamsem import arguments, secret_names, telemetry
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connections import Connection
+from airflow_provider_streamsem.connectors.sink import Sink
 from airflow_provider_streamsem.engine import Job, Produced, RewriteJob, RewrittenFiles
 from airflow_provider_streamsem.errors import InvalidError, StageError, StreamsemError
 from airflow_provider_streamsem.spark import (
@@ -69,6 +71,8 @@ SETTINGS = {
 }
 
 _HADOOP = "spark.hadoop."
+_UNSTAGED = "nothing was staged, and the version stays open"
+_UNPUBLISHED = "nothing of the batch was published, and the version stays committed"
 _REST = re.compile("[/;?]")
 
 
@@ -247,16 +251,45 @@ class SparkEngine:
             self._raise_if_cancelled()
             raise failures.rewrite_error(error, job) from error
 
-    def _raise_if_cancelled(self) -> None:
+    @contextmanager
+    def publishing_session(self, sink: Sink) -> Iterator[SparkSession]:
+        """
+        Yield a clone of the session.
+
+        :raises InvalidError: Spark lacks packages or settings that the sink needs, or no session can be started
+        :raises UnavailableError: Spark failed within the block, and a retry may succeed
+        :raises PublishError: Spark refused the data within the block
+        """
+        needed = [*packages.named(sink.publishing_packages), *packages.needed((), {"": sink}, None, "")]
+        failure: Exception | None = None
+        try:
+            with self._attempt_session([*dict.fromkeys(needed)], SYSTEM_CLOCK.new_id(), _UNPUBLISHED) as (session, _):
+                yield session
+        except StreamsemError:
+            raise
+        except Exception as error:
+            self._raise_if_cancelled(_UNPUBLISHED)
+            if not jvm_exceptions.is_of_spark(error):
+                raise
+            failure = error
+        # Raised outside of the handler, because the messages of Spark may contain values of records.
+        if failure is not None:
+            raise failures.publish_error(failure, sink)
+
+    def _raise_if_cancelled(self, effect: str = "nothing became visible, and the version stays open") -> None:
         """Raise the error for a cancelled task. It replaces that of the interrupted job, whose traces would hide the log of the task."""
         if self._cancelled.is_set():
-            raise StageError(
-                "the task was cancelled while Spark worked; nothing became visible, and the version stays open"
-            ) from None
+            raise StageError(f"the task was cancelled while Spark worked; {effect}") from None
 
     @contextmanager
-    def _attempt_session(self, needed: Sequence[Package], attempt_id: str) -> Iterator[tuple[SparkSession, Any]]:
-        """Another thread can interrupt the jobs of the clone. Yields the clone, and the module that inspects its plans."""
+    def _attempt_session(
+        self, needed: Sequence[Package], attempt_id: str, effect: str = _UNSTAGED
+    ) -> Iterator[tuple[SparkSession, Any]]:
+        """
+        Another thread can interrupt the jobs of the clone. Yields the clone, and the module that inspects its plans.
+
+        :param effect: what is true now if Spark lacks packages, as the second part of an error's summary
+        """
         user_session = self.session(needed)
         from airflow_provider_streamsem.spark import shipping
 
@@ -269,11 +302,19 @@ class SparkEngine:
             lacking = [package for package in needed if not gateway.contains(user_session, package.contains)]
             if lacking:
                 raise InvalidError(
-                    "Spark lacks packages that the pipeline needs; nothing was staged, and the version stays open",
+                    f"Spark lacks packages that the pipeline needs; {effect}",
                     packages=packages.coordinates(lacking) or [package.coordinates for package in lacking],
                 ).advising(
                     'set spark_packages="auto" (command: --spark-packages auto), or add the packages to '
                     f"{packages.SETTING} in spark_conf (--spark-conf), or put the jars on Spark's class path; then run again."
+                )
+            unset = packages.missing_settings(needed, lambda name: str(user_session.conf.get(name, "")))
+            if unset:
+                raise InvalidError(
+                    f"the Spark session lacks settings that the pipeline needs; {effect}", **unset
+                ).advising(
+                    "set them in spark_conf (--spark-conf) or in spark-defaults.conf, and restart the process, because they are read when Spark starts; or set "
+                    'spark_packages="auto" (command: --spark-packages auto).'
                 )
             settings |= _access_settings(s3.access())
             settings |= {n.removeprefix(_HADOOP): value for n, value in self._secret.items() if n.startswith(_HADOOP)}

@@ -49,7 +49,7 @@ class Dataset(Store, Protocol):
         ...
 
     def remove_tree(self, prefix: str) -> None:
-        """Delete all objects and unfinished uploads below ``prefix``. Only vacuum calls this method."""
+        """Delete all objects and unfinished uploads below ``prefix``. Only vacuum calls this method, and a publisher for its private copy of a table."""
         ...
 
 

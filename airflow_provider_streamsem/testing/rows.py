@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,9 @@ class RowsEngine:
             passed_to_writer={name: len(out[name]) for name in sinks},
             state=state,
         )
+
+    def publishing_session(self, sink: Sink) -> AbstractContextManager[Any]:
+        raise InvalidError("this engine has no Spark session; nothing of the batch was published", engine="RowsEngine")
 
     def rewrite(self, job: RewriteJob, log: CommitLog) -> RewrittenFiles:
         """Write the lines of some files again, into one file; see :class:`airflow_provider_streamsem.engine.Engine`."""

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
@@ -125,6 +126,9 @@ class StepReportingEngine:
         rewritten = self._engine.rewrite(job, log)
         self._step("staged")
         return rewritten
+
+    def publishing_session(self, sink: Sink) -> AbstractContextManager[Any]:
+        return self._engine.publishing_session(sink)
 
     def cancel(self) -> None:
         self._engine.cancel()

@@ -149,6 +149,7 @@ def test_every_raised_error_is_public_or_marked_as_internal() -> None:
         "TimeoutError",  # fails a task of Spark, which is repeated
         "MessageError",  # becomes the reason of a quarantined record
         "RowsDifferError",  # becomes a DataError or a PublishError
+        "NothingSentError",  # contains the error that the publish loop raises
         "DescriptorsError",  # becomes an InvalidError
         "HTTPException",  # the response of a request of the web view
         "Crash",

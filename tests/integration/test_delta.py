@@ -99,9 +99,10 @@ def test_rows_of_every_type_and_unusual_partition_are_equal_in_spark_delta_rs_an
     assert verify(f"{lake}/log").clean
 
 
+@pytest.mark.parametrize("engine", ["library", "spark"])
 @pytest.mark.parametrize("lake", ["disk", pytest.param("s3", marks=pytest.mark.prove)], indirect=True)
 def test_rows_merged_by_key_are_equal_in_spark_and_delta_rs(
-    spark: SparkSession, s3_server: S3Server, lake: str, table: str, arrivals: Path
+    spark: SparkSession, s3_server: S3Server, lake: str, table: str, arrivals: Path, engine: str
 ) -> None:
     """The rows have every type and unusual partition values. A third of them is written twice, with another partition and price."""
     partitions = [part for part in PARTS if part != "__HIVE_DEFAULT_PARTITION__"]
@@ -109,7 +110,7 @@ def test_rows_merged_by_key_are_equal_in_spark_and_delta_rs(
     (arrivals / "first.json").write_text("".join(json.dumps(row) + "\n" for row in first))
     again = [{**record(n), "p": partitions[(n + 1) % len(partitions)], "price": "1.0000"} for n in range(16, 32)]
     (arrivals / "again.json").write_text("".join(json.dumps(row) + "\n" for row in again))
-    sink = DeltaSink(table, partition_by=["p", "day"], mode="upsert", keys=["id"])
+    sink = DeltaSink(table, partition_by=["p", "day"], mode="upsert", keys=["id"], engine=engine)
     pipeline = pipeline_to(table, f"{lake}/log", arrivals, sinks={"table": sink})
     assert run_batch(pipeline, run_key="all", drain=True).batches == 2
     arrive(arrivals, range(32, 35))

@@ -214,18 +214,20 @@ def test_crash_at_every_step_over_rest_then_retry_publishes_once(
     kill_at_every_step(tmp_path, name, rest=catalog.url)
 
 
+@pytest.mark.parametrize("engine", ["library", "spark"])
 def test_rows_merged_by_key_are_equal_for_pyiceberg_spark_and_duckdb(
-    catalog: RestCatalog, spark: SparkSession, arrivals: Path, tmp_path: Path
+    catalog: RestCatalog, spark: SparkSession, arrivals: Path, tmp_path: Path, engine: str
 ) -> None:
     """A third of the rows is written a second time, in another partition and with another value."""
     location = {"type": "rest", "uri": catalog.url}
     sink = IcebergSink(
         str(tmp_path / "table"),
-        "lake.merged",
+        f"lake.merged_by_{engine}",
         properties=location,
         partition_by=["p", "day"],
         mode="upsert",
         keys=["id"],
+        engine=engine,
     )
     spec = pipeline(arrivals, tmp_path, sink)
     for file in range(2):
@@ -242,10 +244,10 @@ def test_rows_merged_by_key_are_equal_for_pyiceberg_spark_and_duckdb(
     assert verify(spec.log).violations == []
     short = [odd and odd[:250] for odd in ODD]
     expected = sorted([n, short[n - 8] if 8 <= n < 20 else short[n % len(ODD)], n / 4] for n in range(24))
-    table = load_catalog("default", **location).load_table("lake.merged")
+    table = load_catalog("default", **location).load_table(sink.table)
     read = [[row["id"], row["p"], row["ratio"]] for row in table.scan().to_arrow().to_pylist()]
     assert sorted(read) == expected
-    (by_spark,) = read_by_spark(catalog, "SELECT id, p, ratio FROM lake.lake.merged")
+    (by_spark,) = read_by_spark(catalog, f"SELECT id, p, ratio FROM lake.{sink.table}")
     assert sorted(by_spark) == expected
     by_duckdb = read_by_duckdb(table.metadata_location, "id, p, ratio")
     assert sorted(by_duckdb) == expected

@@ -31,6 +31,22 @@ _FEATURES = frozenset(
         "v2Checkpoint",
     ]
 )
+# Spark's own writer satisfies these. An entry that Spark has written to a private copy of the table becomes an entry of the table.
+_FEATURES_OF_SPARK = _FEATURES | frozenset(
+    [
+        "allowColumnDefaults",
+        "clustering",
+        "columnMapping",
+        "deletionVectors",
+        "domainMetadata",
+        "inCommitTimestamp",
+        "typeWidening",
+        "typeWidening-preview",
+        "vacuumProtocolCheck",
+        "variantType",
+        "variantType-preview",
+    ]
+)
 # Accepted table properties: settings of checkpoints, statistics and clean-up, and of the file sizes and names of other writers.
 _PROPERTIES = frozenset(
     f"delta.{name}"
@@ -53,6 +69,17 @@ _PROPERTIES = frozenset(
         "randomizeFilePrefixes",
         "targetFileSize",
         "tuneFileSizesForRewrites",
+    ]
+)
+_PROPERTIES_OF_SPARK = _PROPERTIES | frozenset(
+    f"delta.{name}"
+    for name in [
+        "columnMapping.mode",
+        "enableDeletionVectors",
+        "enableInCommitTimestamps",
+        "enableTypeWidening",
+        "inCommitTimestampEnablementTimestamp",
+        "inCommitTimestampEnablementVersion",
     ]
 )
 _PROPERTY_GROUPS = ("delta.autoOptimize.", "delta.checkpoint.", "delta.feature.", "delta.parquet.")
@@ -81,6 +108,27 @@ def unwritable(table: Any) -> list[str]:
         length = field["metadata"].get(_TEXT_LENGTH)
         if length is not None and (len(path) > 1 or _length(length) is None):
             requirements.add(f"{name}: {length} inside another type")
+    return sorted(requirements)
+
+
+def unmergeable_by_spark(table: Any) -> list[str]:
+    """
+    Return the requirements of a table that a merge by Spark does not satisfy, by their Delta names; empty if the table is accepted.
+
+    Spark checks constraints and computes generated columns. But a private copy has other row ids than the table, and the entry of a merge must not change the
+    columns of the table, as it does for identity columns.
+    """
+    protocol, metadata = table.protocol(), table.metadata()
+    requirements = (set(protocol.writer_features or ()) | set(protocol.reader_features or ())) - _FEATURES_OF_SPARK
+    version = (protocol.min_reader_version, protocol.min_writer_version)
+    if any(actual > newest for actual, newest in zip(version, _NEWEST_PROTOCOL, strict=True)):
+        requirements.add(f"protocol version {version}")
+    if protocol.min_writer_version == _WITH_IDENTITY:
+        requirements.add("identityColumns")
+    for name, value in metadata.configuration.items():
+        is_constraint = name.lower().startswith("delta.constraints.")
+        if not (is_constraint or name in _PROPERTIES_OF_SPARK or _is_accepted(name, value)):
+            requirements.add(name)
     return sorted(requirements)
 
 

@@ -15,14 +15,20 @@ import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connectors.columns.identifiers import more_than_once
 from airflow_provider_streamsem.connectors.columns.types import VOID, bare, widened
 from airflow_provider_streamsem.connectors.data_files.bounds import delta_stats
 from airflow_provider_streamsem.connectors.delta import mergeable, statistics
-from airflow_provider_streamsem.connectors.delta.requirements import Requirements, is_append_only, unwritable
+from airflow_provider_streamsem.connectors.delta.entry import entry, key_after
+from airflow_provider_streamsem.connectors.delta.requirements import (
+    Requirements,
+    is_append_only,
+    unmergeable_by_spark,
+    unwritable,
+)
 from airflow_provider_streamsem.connectors.delta.table import (
     OWN_ENTRY,
     CachedTable,
@@ -45,6 +51,9 @@ from airflow_provider_streamsem.errors import (
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json
 from airflow_provider_streamsem.stores.contract import normalised
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 _PRIMITIVES = frozenset(
     [
         "string",
@@ -62,6 +71,9 @@ _PRIMITIVES = frozenset(
     ]
 )
 _DIGITS = 15
+
+_Changes = tuple[dict[str, Any], list[dict[str, Any]]]
+"""The commit information of an entry, and its actions."""
 
 
 @dataclass(slots=True)
@@ -88,6 +100,8 @@ class DeltaSink(TableSink[_Handle]):
     :param keys: for ``upsert``: the columns that identify a row. Their values must not be null
     :param sequence_by: for ``upsert``: columns that order the rows of a batch with equal keys, ascending; a null comes first. The last row is kept. Default:
         the order of the source. A batch is refused if that order is lost and rows with equal keys differ
+    :param engine: for ``upsert``: ``spark`` merges with Spark's MERGE, in the session of the run and on its executors. ``library`` merges in the process of the
+        publisher, without Delta's Spark package. ``auto`` uses Spark for a batch of more than 1,000,000 rows, if the session has the package, else the library
     :raises InvalidError: an argument is not valid
     """
 
@@ -98,11 +112,13 @@ class DeltaSink(TableSink[_Handle]):
     )
     null_texts: ClassVar[Sequence[str]] = mergeable.NULL_TEXTS
     reopens: ClassVar[bool] = False
+    spark_package: ClassVar[str] = "delta"
     path: str
     partition_by: Sequence[str] = ()
     mode: str = "append"
     keys: Sequence[str] = ()
     sequence_by: Sequence[str] = ()
+    engine: str = "auto"
 
     def __post_init__(self) -> None:
         self.validate_arguments("sink delta:")
@@ -127,9 +143,10 @@ class DeltaSink(TableSink[_Handle]):
                 raise DataError(summary, table=self.path, requires=problems)
             Requirements.of(table).check_columns([field["name"] for field in fields])
             fields = self._with_table_types(table, fields)
+            self._check_can_add(table, self._missing_columns(table, fields))
             cached.keep()
         keyed_rows.check_keys(fields, self.keys)
-        if self.merges:
+        if self.merges and self.engine != "spark":
             mergeable.check_columns(fields, self.partition_by)
         return _with_types(schema, fields)
 
@@ -223,13 +240,22 @@ class DeltaSink(TableSink[_Handle]):
     def commit(self, handle: _Handle, batch: SinkCommit, marker: SinkMarker | None, *, skips: bool) -> bool:
         handle.cached = cached = handle.cached or create(self.path, _fields(batch.schema), self.partition_by)
         app = _app(batch)
-        entry = cached.table.version() + 1  # retries of deltalake are disabled, so it commits this entry or fails
+        number = cached.table.version() + 1  # retries of deltalake are disabled, so it commits this entry or fails
         if not self._commit_entry(cached.table, batch, app, skipped=skips):
             return False
-        cached.record_commit(_marks(batch, app, skipped=skips), app, entry)
+        cached.record_commit(_marks(batch, app, skipped=skips), app, number)
         cached.keep()
-        handle.entry = entry
+        handle.entry = number
         return True
+
+    def _merged(self, session: SparkSession, batch: SinkCommit, version: int) -> _Changes:
+        """Merge the rows with Spark into a private copy of the table at a version."""
+        from airflow_provider_streamsem.connectors.delta.private_copy import PrivateCopy
+        from airflow_provider_streamsem.connectors.staged_parquet import spark_merge
+
+        copy = PrivateCopy.create(session, self.location, version)
+        spark_merge.merge(session, copy.name, self, batch, self.keys)
+        return copy.merged()
 
     def detail(self, handle: _Handle, batch: SinkCommit) -> Json:
         """Return the version of the table that contains the marker."""
@@ -258,16 +284,23 @@ class DeltaSink(TableSink[_Handle]):
         from deltalake import CommitProperties, Schema
         from deltalake.transaction import Transaction
 
-        marks = [Transaction(name, number) for name, number in _marks(batch, app, skipped=skipped).items()]
+        marks = _marks(batch, app, skipped=skipped)
         actions: list[Any] = []
         if not skipped:
             if not self._prepare(table, batch):
                 return False
             self.check_staged(batch)
             actions = [] if self.merges else self._changes(table, batch)
+        merges = self.merges and batch.committable.rows > 0 and not skipped
+        merged: _Changes | None = ({"operation": "STREAMSEM MARKER"}, []) if self.engine == "spark" else None
+        if merges:
+            merged = self.merged_by_spark(batch, lambda session: self._merged(session, batch, table.version()))
+        if merged is not None:
+            return self.dataset().create(key_after(table), entry(table, self.location, marks, app, *merged))
+        transactions = [Transaction(name, number) for name, number in marks.items()]
         own = {OWN_ENTRY: app}
-        properties = CommitProperties(app_transactions=marks, max_commit_retries=0, custom_metadata=own)
-        if self.merges and batch.committable.rows and not skipped:
+        properties = CommitProperties(app_transactions=transactions, max_commit_retries=0, custom_metadata=own)
+        if merges:
             from airflow_provider_streamsem.connectors.delta.merge import merge
 
             return merge(table, self.location, batch, self.keys, properties)
@@ -290,7 +323,8 @@ class DeltaSink(TableSink[_Handle]):
         try:
             self._check_partitions(table)
             Requirements.of(table).check_values(self.path, batch.committable)
-            missing_columns = self._missing_columns(table, batch)
+            missing_columns = self._missing_columns(table, _fields(batch.staged_schema))
+            self._check_can_add(table, missing_columns)
         except (ConflictError, DataError) as error:
             raise PublishError(
                 "the Delta table was changed after the batch was staged and no longer accepts its rows; nothing of the batch is in it",
@@ -359,15 +393,25 @@ class DeltaSink(TableSink[_Handle]):
                 found=error.fields.get("recorded", known["type"]),
             ) from error
 
-    def _missing_columns(self, table: Any, batch: SinkCommit) -> list[dict[str, Any]]:
-        fields = _fields(batch.staged_schema)
+    def _missing_columns(self, table: Any, fields: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         existing = {field["name"]: field for field in _columns(table)}
         for field, fitted in zip(fields, self._with_table_types(table, fields), strict=True):
             # The files are already written, and no reader casts them. So the types must be equal: the reverse direction is checked too.
             self._type_in_table(field, fitted["type"])
         return [new for field in fields if (new := _added(existing.get(field["name"]), field)) is not None]
 
+    def _check_can_add(self, table: Any, columns: Sequence[dict[str, Any]]) -> None:
+        """Deltalake adds the columns, also if Spark merges the rows."""
+        if columns and (problems := unwritable(table)):
+            names = sorted(field["name"] for field in columns)
+            summary = "the Delta table lacks columns of the rows, and has requirements with which this sink cannot add columns"
+            raise DataError(summary, table=self.path, columns=names, requires=problems).advising(
+                "add the columns with Spark: ALTER TABLE … ADD COLUMNS. Then run again."
+            )
+
     def _problems(self, table: Any) -> list[str]:
+        if self.engine == "spark":
+            return [*unmergeable_by_spark(table), *(["delta.appendOnly"] if is_append_only(table) else [])]
         return [*unwritable(table), *(mergeable.unmergeable(table) if self.merges else [])]
 
     def _check_partitions(self, table: Any) -> None:

@@ -112,15 +112,17 @@ def _type(spark: Any, column: str, ids: Any) -> IcebergType:
     return DecimalType(int(decimal[1]), int(decimal[2]))
 
 
-def unwritable(table: TableMetadata, *, expires: bool) -> list[str]:
+def unwritable(table: TableMetadata, *, expires: bool, newest_format: int = _NEWEST_FORMAT) -> list[str]:
     """
     Return the requirements of a table that this sink does not satisfy, by their Iceberg names; empty if the table is accepted.
+
+    :param newest_format: the newest format version that the writer and the catalog support
 
     Other properties (``write.*``) do not change the values of rows, so they are accepted. A sort order is accepted too, because the manifest does not
     mark the staged files as sorted.
     """
     requirements = []
-    if table.format_version > _NEWEST_FORMAT:  # default values, row lineage, variant, deletion vectors
+    if table.format_version > newest_format:  # default values, row lineage, variant, deletion vectors
         requirements.append(f"format-version {table.format_version}")
     requirements += [f"{name}: must not be null" for name, required in _required(table.schema()) if required]
     requirements += [

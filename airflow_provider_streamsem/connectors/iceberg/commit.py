@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pyiceberg.catalog import Catalog
+from pyiceberg.catalog.rest import RestCatalog
 from pyiceberg.exceptions import CommitFailedException, ValidationException
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import Table, Transaction
 from pyiceberg.table.metadata import TableMetadata
-from pyiceberg.table.snapshots import Operation
+from pyiceberg.table.snapshots import Operation, Snapshot
+from pyiceberg.table.update import AddSnapshotUpdate, AssertRefSnapshotId, AssertTableUUID, SetSnapshotRefUpdate
 
 from airflow_provider_streamsem.connectors.iceberg.internals import Expiry, ReplaceFiles
 
@@ -50,6 +52,25 @@ class OneCommit(Transaction):
             for file in files:
                 producer.append_data_file(file)
 
+    def add_written(self, snapshot: Mapping[str, Any], properties: dict[str, str]) -> None:
+        """
+        Stage a snapshot whose files and manifests exist. It becomes the head of ``main``, which keeps its retention settings.
+
+        :param snapshot: the snapshot as JSON of the table's metadata. Its parent must be the head of ``main``
+        """
+        main = self.table_metadata.refs.get("main")
+        added = Snapshot.model_validate({**snapshot, "summary": {**snapshot["summary"], **properties}})
+        retention = {} if main is None else main.model_dump(by_alias=True, exclude_none=True)
+        parent = None if main is None else main.snapshot_id
+        ref = {**retention, "ref-name": "main", "type": "branch", "snapshot-id": added.snapshot_id}
+        self._apply(
+            (AddSnapshotUpdate(snapshot=added), SetSnapshotRefUpdate.model_validate(ref)),
+            (
+                AssertTableUUID(uuid=self.table_metadata.table_uuid),
+                AssertRefSnapshotId.model_validate({"ref": "main", "snapshot-id": parent}),
+            ),
+        )
+
     def expire(self, *, older_than_ms: int, marked: str) -> None:
         """Stage the expiry of old snapshots that have the property ``marked`` and that are not the head of a branch or tag."""
         metadata = self.table_metadata
@@ -66,6 +87,12 @@ class OneCommit(Transaction):
             Expiry(self, old).commit()
 
 
+def is_rest(table: Table) -> bool:
+    """Return whether the table is in a REST catalog, whose server writes the metadata."""
+    catalog = table.catalog
+    return isinstance(catalog.catalog if isinstance(catalog, _CatalogWithoutRetry) else catalog, RestCatalog)
+
+
 class RefusedError(Exception):
     """The catalog refused a commit. The sink catches this error, and loads the table again to find out whether the commit was applied."""
 
@@ -79,13 +106,13 @@ class _CatalogWithoutRetry:
     """
 
     def __init__(self, catalog: Catalog) -> None:
-        self._catalog = catalog
+        self.catalog = catalog
 
     def commit_table(self, *arguments: Any) -> Any:
         try:
-            return self._catalog.commit_table(*arguments)
+            return self.catalog.commit_table(*arguments)
         except (CommitFailedException, ValidationException) as error:
             raise RefusedError from error
 
     def __getattr__(self, name: str) -> Any:
-        return getattr(self._catalog, name)
+        return getattr(self.catalog, name)

@@ -1,8 +1,8 @@
 """
 The non-public names of pyiceberg that this package uses. Tried with pyiceberg 0.10.0, 0.11.0 and 0.12.0.
 
-:class:`airflow_provider_streamsem.connectors.iceberg.commit.OneCommit` uses one more, as a subclass of ``Transaction``: ``_updates``. This module imports
-pyiceberg, so other modules import it on first use.
+:class:`airflow_provider_streamsem.connectors.iceberg.commit.OneCommit` uses two more, as a subclass of ``Transaction``: ``_updates`` and ``_apply``. This
+module imports pyiceberg, so other modules import it on first use.
 """
 
 from __future__ import annotations
@@ -14,12 +14,13 @@ from pyiceberg.catalog import Catalog
 from pyiceberg.io.pyarrow import _get_parquet_writer_kwargs as parquet_options
 from pyiceberg.io.pyarrow import _read_all_delete_files as deleted_positions
 from pyiceberg.table import Transaction
+from pyiceberg.table.metadata import TableMetadata
 from pyiceberg.table.snapshots import Operation, Summary
 from pyiceberg.table.update import RemoveSnapshotsUpdate, UpdatesAndRequirements, UpdateTableMetadata
 from pyiceberg.table.update.snapshot import _OverwriteFiles
-from pyiceberg.typedef import EMPTY_DICT
+from pyiceberg.typedef import EMPTY_DICT, IcebergBaseModel
 
-__all__ = ["Expiry", "ReplaceFiles", "check_file_io", "deleted_positions", "parquet_options"]
+__all__ = ["Expiry", "ReplaceFiles", "check_file_io", "deleted_positions", "metadata_json", "parquet_options"]
 
 
 class ReplaceFiles(_OverwriteFiles):
@@ -50,3 +51,8 @@ def check_file_io(catalog: Catalog, check: Callable[[Mapping[str, Any]], None]) 
         return load(dict(properties), location)
 
     catalog._load_file_io = checked  # type: ignore[method-assign]
+
+
+def metadata_json(metadata: TableMetadata) -> str:
+    """Return the content of a metadata file. pyiceberg refuses to write metadata of format 3 itself."""
+    return IcebergBaseModel.model_dump_json(metadata)

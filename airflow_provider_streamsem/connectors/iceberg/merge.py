@@ -8,7 +8,7 @@ of this.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -31,21 +31,22 @@ from airflow_provider_streamsem.errors import PublishError
 _DIRECTORY = "merged"
 
 
-def merge(commit: OneCommit, location: str, batch: SinkCommit, key: str, mark: dict[str, str]) -> None:
+def merge(commit: OneCommit, location: str, batch: SinkCommit, keys: Sequence[str], mark: dict[str, str]) -> None:
     """
-    Stage a snapshot in which each row of the batch replaces the row with the same key, or is inserted.
+    Stage a snapshot in which each row of the batch replaces the row with the same keys, or is inserted.
 
     Raises ``PublishError`` if the number of staged rows differs from that at staging, if the merge would change dates or times of the table, or if the rows of
     the new files differ from those that were to be written.
     """
-    rows = last_of_each(location, batch, [key])
+    rows = last_of_each(location, batch, keys)
     table = commit.loaded
     rewritten = RewrittenTable(commit.table_metadata, table.io, _DIRECTORY)
-    is_merged = _is_merged(rewritten, rows, key)
-    tasks = table.scan(row_filter=_with_keys(key, rows[key])).plan_files() if key in table.schema().column_names else ()
+    is_merged = _is_merged(rewritten, rows, keys)
+    has_keys = {*keys} <= {*table.schema().column_names}
+    tasks = table.scan(row_filter=_with_keys(rows, keys)).plan_files() if has_keys else ()
     files, removed = [], []
     for task in tasks:
-        if not any(pc.any(is_merged(part)).as_py() for part in rewritten.rows(task, [key])):
+        if not any(pc.any(is_merged(part)).as_py() for part in rewritten.rows(task, keys)):
             continue
         _refuse_old_times(table, task.file.file_path, batch)
         removed.append(task.file)
@@ -59,11 +60,11 @@ def _kept(rewritten: RewrittenTable, task: FileScanTask, is_merged: Callable[[An
     return (part.filter(pc.invert(is_merged(part))) for part in rewritten.rows(task))
 
 
-def _is_merged(rewritten: RewrittenTable, rows: Any, key: str) -> Callable[[Any], Any]:
+def _is_merged(rewritten: RewrittenTable, rows: Any, keys: Sequence[str]) -> Callable[[Any], Any]:
     """Return a function that returns for each row of a pyarrow table whether a row of the batch replaces it."""
-    kind = pa.schema([rewritten.schema.field(key)])
-    keys = row_texts(rows, kind)
-    return lambda part: pc.is_in(row_texts(part, kind), value_set=keys)
+    kinds = pa.schema([rewritten.schema.field(key) for key in keys])
+    merged = row_texts(rows, kinds)
+    return lambda part: pc.is_in(row_texts(part, kinds), value_set=merged)
 
 
 def _has_other_spec(table: Table, task: FileScanTask) -> bool:
@@ -96,13 +97,14 @@ def _refuse_old_times(table: Table, path: str, batch: SinkCommit) -> None:
     refuse_misread(".".join(table.name()), batch, path, columns)
 
 
-def _with_keys(key: str, values: Any) -> pyiceberg.expressions.BooleanExpression:
-    """The predicate has the minimum and maximum too, because pyiceberg skips no files by an ``In`` of more than 200 values."""
+def _with_keys(rows: Any, keys: Sequence[str]) -> pyiceberg.expressions.BooleanExpression:
+    """The predicate has the minimum and maximum of each key too, because pyiceberg skips no files by an ``In`` of more than 200 values."""
     expressions: Any = pyiceberg.expressions  # pyiceberg's annotations require argument names that its code does not
-    bounds = pc.min_max(values)
-    least = expressions.GreaterThanOrEqual(key, bounds["min"].as_py())
-    most = expressions.LessThanOrEqual(key, bounds["max"].as_py())
-    predicate: pyiceberg.expressions.BooleanExpression = expressions.And(
-        least, most, expressions.In(key, values.to_pylist())
-    )
+    parts = []
+    for key in keys:
+        bounds, values = pc.min_max(rows[key]), rows[key].unique()
+        parts.append(expressions.GreaterThanOrEqual(key, bounds["min"].as_py()))
+        parts.append(expressions.LessThanOrEqual(key, bounds["max"].as_py()))
+        parts.append(expressions.In(key, values.to_pylist()))
+    predicate: pyiceberg.expressions.BooleanExpression = expressions.And(*parts)
     return predicate

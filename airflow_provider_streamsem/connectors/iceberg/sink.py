@@ -45,6 +45,9 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile as IcebergFile
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table, Transaction
+    from pyspark.sql import SparkSession
+
+    from airflow_provider_streamsem.connectors.iceberg.commit import OneCommit
 
 _ROLLED_BACK = (
     "the Iceberg table was rolled back to a snapshot from before the newest version of this pipeline was published"
@@ -87,9 +90,12 @@ class IcebergSink(TableSink[_Handle]):
     :param mode: ``append`` adds rows. ``upsert`` replaces the row with the same key; of several rows of a batch with the same key, the last is
         used. For ``upsert`` the publisher reads the batch, and each file of the table that it changes, into memory. The rows must have every
         column of the table, and reprocessing is refused
-    :param keys: for ``upsert``: the one column that identifies a row. Its value must not be null
+    :param keys: for ``upsert``: the columns that identify a row. Their values must not be null
     :param sequence_by: for ``upsert``: columns that order the rows of a batch with equal keys, ascending; a null comes first. The last row is kept. Default:
         the order of the source. A batch is refused if that order is lost and rows with equal keys differ
+    :param engine: for ``upsert``: ``spark`` merges with Spark's MERGE, in the session of the run and on its executors. The rows may lack columns of the table,
+        and the table may have any partitions. ``library`` merges in the process of the publisher, without Iceberg's Spark package. ``auto`` uses Spark for a
+        batch of more than 1,000,000 rows, if the session has the package, else the library
     :param expire_after_s: age in seconds, 1 or more, at which the publishing commit expires snapshots of this sink. Default: the sink expires none.
         Publishing takes longer with each snapshot that the table keeps
     :raises InvalidError: an argument is not valid
@@ -100,6 +106,7 @@ class IcebergSink(TableSink[_Handle]):
     once: ClassVar[str] = (
         "each version is one commit of the table, which contains {holds} and the pipeline's marker; the catalog refuses the commit if the branch main has moved"
     )
+    spark_package: ClassVar[str] = "iceberg"
     path: str
     table: str
     catalog: str = "default"
@@ -110,6 +117,7 @@ class IcebergSink(TableSink[_Handle]):
     mode: str = "append"
     keys: Sequence[str] = ()
     sequence_by: Sequence[str] = ()
+    engine: str = "auto"
 
     def __post_init__(self) -> None:
         where = "sink iceberg:"
@@ -123,8 +131,8 @@ class IcebergSink(TableSink[_Handle]):
         if self.expire_after_s is not None:
             arguments.integer(f"{where} expire_after_s", self.expire_after_s, least=1)
         self.validate_arguments(where)
-        if len(self.keys) > 1 or any("." in key for key in self.keys):
-            summary = "mode upsert of an Iceberg table needs exactly one key, without a dot in its name"
+        if any("." in key for key in self.keys):
+            summary = "the keys of an Iceberg table must not have a dot in their names"
             raise InvalidError(summary, given=list(self.keys))
 
     def immutable_config(self) -> Json:
@@ -305,12 +313,31 @@ class IcebergSink(TableSink[_Handle]):
             commit.expire(older_than_ms=SYSTEM_CLOCK.now_ms() - self.expire_after_s * 1000, marked=key)
         commit.set_properties(mark)
         if state == "applied" and self.merges and batch.committable.rows:
-            from airflow_provider_streamsem.connectors.iceberg.merge import merge
-
-            merge(commit, self.location, batch, self.keys[0], mark)
+            self._merge(commit, batch, mark)
         else:
             commit.add_snapshot(files, removed, mark)
         commit.commit_transaction()
+
+    def _merge(self, commit: OneCommit, batch: SinkCommit, mark: dict[str, str]) -> None:
+        merged = self.merged_by_spark(batch, lambda session: self._merged(session, commit, batch))
+        if merged is not None:
+            commit.add_written(merged, mark)
+            return
+        from airflow_provider_streamsem.connectors.iceberg.merge import merge
+
+        merge(commit, self.location, batch, self.keys, mark)
+
+    def _merged(self, session: SparkSession, commit: OneCommit, batch: SinkCommit) -> dict[str, Any]:
+        """Merge the rows with Spark into a private copy of the table, and return the new snapshot."""
+        from airflow_provider_streamsem.connectors.iceberg.private_copy import PrivateCopy
+        from airflow_provider_streamsem.connectors.staged_parquet import spark_merge
+
+        metadata = commit.table_metadata
+        given = {field["name"] for field in json.loads(batch.staged_schema)["fields"]}
+        lacking = [field.name for field in metadata.schema().fields if field.name not in given]
+        copy = PrivateCopy.create(session, metadata, commit.loaded.io)
+        spark_merge.merge(session, copy.name, self, batch, self.keys, defaults=lacking)
+        return copy.merged(self.table)
 
     def _fit(self, commit: Transaction, table: Table, batch: SinkCommit) -> None:
         """Check the table again, because it may have changed. Readers need the name mapping, because the files have no field ids."""
@@ -389,7 +416,8 @@ class IcebergSink(TableSink[_Handle]):
     def _fitted(self, table: Table, schema: str) -> str:
         """Refuse a table whose requirements this sink does not satisfy, and return the columns with its types."""
         self._check_partitions(table)
-        unwritable = iceberg_columns.unwritable(table.metadata, expires=self.expire_after_s is not None)
+        expires, newest_format = self.expire_after_s is not None, self._newest_format(table)
+        unwritable = iceberg_columns.unwritable(table.metadata, expires=expires, newest_format=newest_format)
         if unwritable:
             summary = "the Iceberg table has requirements for writers that this sink does not satisfy"
             raise DataError(summary, table=self.table, requires=unwritable)
@@ -397,7 +425,16 @@ class IcebergSink(TableSink[_Handle]):
             iceberg_columns.check_names(table.metadata)
         return iceberg_columns.fitted(table.metadata, schema, self.partition_by, lacks=not self.merges)
 
+    def _newest_format(self, table: Table) -> int:
+        """Pyiceberg commits metadata of format 3 only through a REST catalog, whose server writes it."""
+        from airflow_provider_streamsem.connectors.iceberg.commit import is_rest
+
+        return 3 if self.engine == "spark" and is_rest(table) else 2
+
     def _check_partitions(self, table: Table) -> None:
+        """Spark writes rows into any partitions."""
+        if self.engine == "spark" and not self.partition_by:
+            return
         schema = table.schema()
         partitions = [
             (str(schema.find_column_name(part.source_id)), str(part.transform)) for part in table.spec().fields
@@ -411,7 +448,9 @@ class IcebergSink(TableSink[_Handle]):
             ).advising("set partition_by of the sink to the identity partitions of the table, or use another table.")
 
     def _check_merge(self, table: Table, columns: Schema) -> None:
-        """A merged row replaces a whole row, so the values of columns that it lacks would be lost."""
+        """A row that the library merges replaces a whole row, so the values of columns that it lacks would be lost."""
+        if self.engine == "spark":
+            return
         if self.merges:
             iceberg_files.check_writable(table)
             if iceberg_files.has_equality_deletes(table):

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import posixpath
 from abc import abstractmethod
-from collections.abc import Iterable, Sequence
-from typing import ClassVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import TYPE_CHECKING, ClassVar, TypeVar
 
-from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem import arguments, telemetry
 from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
 from airflow_provider_streamsem.connectors.staged_parquet.sink import StagedSink
-from airflow_provider_streamsem.connectors.staged_parquet.transactions import H, TransactionalSink
+from airflow_provider_streamsem.connectors.staged_parquet.transactions import H, NothingSentError, TransactionalSink
 from airflow_provider_streamsem.errors import InvalidError, PublishError, StreamsemError, UnavailableError
 from airflow_provider_streamsem.protocol.entries import Committable, Json
 from airflow_provider_streamsem.protocol.keys import attempt_of_data
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+T = TypeVar("T")
+_logger = telemetry.log_of(__name__)
 _MODES = ("append", "upsert")
+_ENGINES = ("auto", "spark", "library")
+_LIBRARY_ROWS = 1_000_000
+"""Up to this number of rows of a batch, the engine ``auto`` merges without Spark."""
 RESTORE_TABLE = (
     "if the table was deleted or restored to an older state, restore its newest state and repeat the command. If another writer rewrote the files, "
     "update the rows with your own engine, or fork the pipeline into new tables with `streamsem fork`."
@@ -32,6 +40,7 @@ class TableSink(TransactionalSink[H]):
     :param path: location of the table (Delta) or of its staged files (Iceberg)
     :param keys: for ``upsert``: the columns that identify a row
     :param sequence_by: for ``upsert``: the columns by which the rows of a batch with equal keys are ordered
+    :param engine: for ``upsert``: what merges the rows: ``spark``, the ``library`` of the table format, or ``auto``
     """
 
     __slots__ = ()
@@ -48,6 +57,9 @@ class TableSink(TransactionalSink[H]):
     mode: str
     keys: Sequence[str]
     sequence_by: Sequence[str]
+    engine: str
+    spark_package: ClassVar[str]
+    """The Spark package that merges rows (:mod:`airflow_provider_streamsem.spark.packages`)."""
 
     def validate_arguments(self, where: str) -> None:
         """Validate the fields, and convert lists to tuples. ``where`` begins the error message."""
@@ -55,12 +67,60 @@ class TableSink(TransactionalSink[H]):
         for name in ("partition_by", "keys", "sequence_by"):
             object.__setattr__(self, name, arguments.text_list(f"{where} {name}", getattr(self, name)))
         arguments.choice(f"{where} mode", self.mode, _MODES)
+        arguments.choice(f"{where} engine", self.engine, _ENGINES)
+        if self.engine != "auto" and not self.merges:
+            raise InvalidError(f"{where} engine needs mode upsert, which merges rows", given=self.engine)
         if bool(self.keys) != self.merges:
             raise InvalidError(
                 "mode upsert requires keys, and other modes do not accept them", mode=self.mode, keys=list(self.keys)
             )
 
         keyed_rows.check_sequence(where, self.sequence_by, merges=self.merges)
+
+    @property
+    def spark_packages(self) -> tuple[str, ...]:
+        return (self.spark_package,) if self.engine == "spark" else ()
+
+    @property
+    def publishing_packages(self) -> tuple[str, ...]:
+        return (self.spark_package,)
+
+    def merged_by_spark(self, batch: SinkCommit, merge: Callable[[SparkSession], T]) -> T | None:
+        """
+        Merge the rows of a batch with Spark, and return the result of ``merge``; ``None`` if the library must merge them.
+
+        :param merge: writes files in a Spark session, and sends nothing to the table
+        :raises NothingSentError: Spark failed, or the engine is ``spark`` and Spark is not available
+        """
+        reason = self._why_library(batch)
+        if not reason and batch.spark is not None:
+            _logger.info("sink %s: version %d is merged by Spark", batch.sink, batch.version)
+            try:
+                with batch.spark(self) as session:
+                    return merge(session)
+            except StreamsemError as error:
+                if self.engine == "spark" or not isinstance(error, InvalidError):
+                    raise NothingSentError(error) from None
+                reason = error.summary
+        _logger.info("sink %s: version %d is merged by the library: %s", batch.sink, batch.version, reason)
+        return None
+
+    def _why_library(self, batch: SinkCommit) -> str:
+        """Return the reason to merge without Spark; ``""`` to merge with Spark."""
+        if self.engine == "library":
+            return "engine='library'"
+        if batch.spark is None and self.engine == "spark":
+            summary = "the sink merges rows with Spark, and this command has no Spark session; nothing of the batch was published"
+            raise NothingSentError(
+                InvalidError(summary, sink=batch.sink, version=batch.version).advising(
+                    "run the pipeline: the run publishes the version. Then repeat this command."
+                )
+            )
+        if self.engine == "spark":
+            return ""
+        if batch.spark is None:
+            return "this command has no Spark session"
+        return f"the batch has at most {_LIBRARY_ROWS} rows" if batch.committable.rows <= _LIBRARY_ROWS else ""
 
     @property
     def last_of(self) -> Sequence[str]:
@@ -101,10 +161,15 @@ class TableSink(TransactionalSink[H]):
 
     @property
     def reasons(self) -> tuple[str, ...]:
-        reasons = (
+        reasons: tuple[str, ...] = (
             self.once.format(holds="the rows merged by key" if self.merges else "its files"),
             "rows passed to the writer = rows in the files = rows in the manifest, or the attempt is discarded",
         )
+        if self.engine == "spark":
+            reasons += (
+                "Spark merges into a private copy of the table, which no other process uses; the table gets the result only if no other writer has committed "
+                "since the copy was made",
+            )
         return (*reasons, keyed_rows.last_stays(self.sequence_by)) if self.merges else reasons
 
     @property

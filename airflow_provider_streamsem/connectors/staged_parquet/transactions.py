@@ -35,6 +35,18 @@ class Failure:
         return isinstance(self.error, StreamsemError) and not self.error.retryable
 
 
+class NothingSentError(Exception):
+    """
+    Raised by :meth:`TransactionalSink.commit` for a failure before it has sent anything to the sink. The publish loop ends, and raises ``error``.
+
+    Reading the marker again would not help, and a repeated commit could repeat long work, such as a merge by Spark.
+    """
+
+    def __init__(self, error: StreamsemError) -> None:
+        super().__init__(error.summary)
+        self.error = error
+
+
 class TransactionalSink(StagedSink, Generic[H]):
     """
     A staged sink that publishes in a transaction. ``H`` is the type of the handle of one try: a connection, a table at one version, or a Kafka producer.
@@ -67,6 +79,7 @@ class TransactionalSink(StagedSink, Generic[H]):
         if batch.is_nothing:
             return Receipt(result="applied", rows=0)
         failure: Failure | None = None
+        unsent: StreamsemError | None = None
         is_refused = False  # by the last try
         for attempt in tries(doubling(self.first_wait_s, self.tries, _LONGEST_WAIT_S), SYSTEM_CLOCK):
             table_state: object = None
@@ -86,6 +99,9 @@ class TransactionalSink(StagedSink, Generic[H]):
                         break
                     if self.commit(handle, batch, marker, skips=skips):
                         return self.receipt(batch, "skipped" if skips else "applied", self.detail(handle, batch))
+            except NothingSentError as error:
+                unsent = error.error
+                break
             except Exception as error:  # the transaction may have been committed, so the loop reads the marker again
                 failed = Failure(error, table_state)
                 is_unavailable = isinstance(error, UnavailableError) and not self.reopens
@@ -93,6 +109,8 @@ class TransactionalSink(StagedSink, Generic[H]):
                     raise
                 failure = failed
         # Raised outside the exception handler, so that Python does not chain the cause: its message may contain row values.
+        if unsent is not None:
+            raise unsent
         if failure is None:
             raise self.unknown_result_error(batch, None)
         if failure.is_final:
@@ -144,6 +162,7 @@ class TransactionalSink(StagedSink, Generic[H]):
         :param skips: whether to commit the marker without rows
         :returns: whether the transaction was committed. ``False`` if another publisher has set the marker, or if this call has only prepared the sink; the
             loop then opens the sink again
+        :raises NothingSentError: nothing was sent to the sink, and another try would not help
         :raises PublishError: the sink refuses the batch. The loop reads the marker once more, and raises this error if the batch is not in the sink
         """
 

@@ -208,7 +208,7 @@ class Run:
             elif isinstance(position, PendingPublish):
                 plan = self.bound.log.plan(position.head.closed)
                 is_own = plan is not None and plan.run_key == self.run_key
-                head = publish(self.bound, position.head, position.outcome, is_own=is_own)
+                head = publish(self.bound, position.head, position.outcome, is_own=is_own, engine=self.engine)
                 position = self.bound.log.locate(self.run_key, head)
         self._check_request(position.plan)
         return run_result(self.bound, position, self.run_key, resumed=resumed, announces=self.announces), resumed
@@ -303,7 +303,8 @@ class Run:
             return log.locate(self.run_key, proposed)
         closed, outcome = close(log, head, proposed, began_ms=began_ms)
         if closed.has_pending_publishes:
-            closed = publish(self.bound, closed, outcome, is_own=plan.run_key == self.run_key)
+            is_own = plan.run_key == self.run_key
+            closed = publish(self.bound, closed, outcome, is_own=is_own, engine=self.engine)
         if plan.run_key != self.run_key:
             return log.locate(self.run_key, closed)
         return position_after(closed, plan, outcome)

@@ -7,14 +7,18 @@ Any process may publish a commit, and any number of processes may do so. Each ca
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
+from functools import partial
 from itertools import chain
+from typing import Any
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.arguments import text, text_list
 from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
 from airflow_provider_streamsem.connectors.columns.recorded import fields
-from airflow_provider_streamsem.connectors.sink import PublishingSink, SinkCommit
+from airflow_provider_streamsem.connectors.sink import PublishingSink, Sink, SinkCommit
+from airflow_provider_streamsem.engine import Engine
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, MarkerConflictError
 from airflow_provider_streamsem.pipeline.spec.binding import BoundPipeline, bind_existing
 from airflow_provider_streamsem.pipeline.spec.location import with_log_location
@@ -31,15 +35,18 @@ from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead
 logger = telemetry.log_of(__name__)
 
 
-def publish(bound: BoundPipeline, head: ClosedHead, outcome: Outcome, *, is_own: bool) -> ClosedHead:
+def publish(
+    bound: BoundPipeline, head: ClosedHead, outcome: Outcome, *, is_own: bool, engine: Engine | None = None
+) -> ClosedHead:
     """
     Publish the head's commit to all sinks outside the log, and create its receipts. The batch stays committed if this fails.
 
     :param is_own: whether the publishing run planned the commit. Only then may this publisher close the claims of other publishers (P5)
+    :param engine: opens the Spark session in which a sink may merge rows; ``None`` if the caller has no Spark
     :raises UnavailableError: a sink did not report a result, or a publisher of another run has claimed the effects
     :raises PublishError: a sink refuses the batch. No run can plan until the batch is published or skipped
     """
-    return _publish_or_skip(bound, head, outcome, may_close=is_own)
+    return _publish_or_skip(bound, head, outcome, may_close=is_own, engine=engine)
 
 
 def _publish_or_skip(
@@ -48,6 +55,7 @@ def _publish_or_skip(
     outcome: Outcome,
     *,
     may_close: bool,
+    engine: Engine | None = None,
     skipped_sinks: tuple[str, ...] = (),
     reason: str = "",
 ) -> ClosedHead:
@@ -62,7 +70,11 @@ def _publish_or_skip(
             sink = publishing_sink(bound.pipeline, name)
             is_skipped = name in skipped_sinks
             batch = batch_of(bound, outcome, head.outcome_sha, name)
-            batch = replace(batch, may_close_claims=may_close and (not skipped_sinks or is_skipped))
+            batch = replace(
+                batch,
+                may_close_claims=may_close and (not skipped_sinks or is_skipped),
+                spark=None if engine is None else partial(_session, engine),
+            )
             receipt = sink.skip(batch) if is_skipped else sink.publish(batch)
             if receipt is None and (stored := log.receipts(version)) is not None:
                 return head.with_receipts(stored)
@@ -89,6 +101,10 @@ def _publish_or_skip(
         published, stored = log.put_receipts(head, receipts)
         telemetry.emit(telemetry.Published.from_receipts, stored)
     return published
+
+
+def _session(engine: Engine, sink: Sink) -> AbstractContextManager[Any]:
+    return engine.publishing_session(sink)
 
 
 def _check_sinks(bound: BoundPipeline, outcome: Outcome) -> None:

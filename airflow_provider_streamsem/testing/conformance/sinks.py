@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, suppress
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import pytest
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.sink import PublishingSink, SinkCommit
+from airflow_provider_streamsem.connectors.sink import PublishingSink, Sink, SinkCommit
 from airflow_provider_streamsem.errors import MarkerConflictError, MarkerLostError, StreamsemError
 from airflow_provider_streamsem.protocol.entries import Marker, Receipt
 from airflow_provider_streamsem.stores.memory import MemoryStore
@@ -30,7 +30,13 @@ from airflow_provider_streamsem.testing.stores import Crash
 
 
 class SinkSystem(DatasetSystem):
-    """An external system without rows, and a sink that publishes to it."""
+    """
+    An external system without rows, and a sink that publishes to it.
+
+    :attr spark: opens the Spark session of a commit; ``None`` for a sink that publishes without Spark
+    """
+
+    spark: Callable[[Sink], AbstractContextManager[Any]] | None = None
 
     @abstractmethod
     def sink(self) -> PublishingSink:
@@ -101,6 +107,7 @@ class Commits:
             replaced={each.root: each.committable for each in (*removes, *(() if replaces is None else (replaces,)))},
             expected_marker=self._marker,
             log=self._log,
+            spark=self.system.spark,
             may_close_claims=True,
         )
         if sink.sets_marker and not commit.is_nothing:

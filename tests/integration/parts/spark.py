@@ -52,6 +52,7 @@ def peers_conf() -> dict[str, str]:
         "spark.driver.extraJavaOptions": "",  # the class archive is of another class path
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.databricks.delta.snapshotPartitions": "2",
     }
 
 

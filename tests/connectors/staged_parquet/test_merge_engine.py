@@ -1,0 +1,169 @@
+"""Which engine merges the rows of a batch, and what happens if Spark fails. The tests need no Spark: the session is a stand-in that only fails."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from deltalake import DeltaTable
+
+from airflow_provider_streamsem.connectors.delta.private_copy import PrivateCopy
+from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
+from airflow_provider_streamsem.connectors.iceberg.sink import IcebergSink
+from airflow_provider_streamsem.connectors.sink import SinkCommit
+from airflow_provider_streamsem.connectors.staged_parquet import table_sink
+from airflow_provider_streamsem.errors import InvalidError, PublishError, StageError, StreamsemError, UnavailableError
+from airflow_provider_streamsem.spark import packages
+from tests.connectors import batches
+
+ROWS = pyarrow.table({"id": pyarrow.array([1, 2], pyarrow.int64())})
+
+
+class Sessions:
+    """Opens no session, because of an error. ``opened``: how often a sink asked for one."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error, self.opened = error, 0
+
+    @contextmanager
+    def __call__(self, sink: Any) -> Iterator[Any]:
+        self.opened += 1
+        raise self.error
+        yield
+
+
+def sink_of(root: Path, engine: str) -> DeltaSink:
+    return DeltaSink(str(root / "table"), mode="upsert", keys=["id"], engine=engine)
+
+
+def batch_of(sink: DeltaSink, **changes: Any) -> SinkCommit:
+    return batches.staged(sink, ROWS, schema=batches.schema_of(id="long"), **changes)
+
+
+def ids(sink: DeltaSink) -> list[int]:
+    return sorted(DeltaTable(sink.path).to_pyarrow_table()["id"].to_pylist())
+
+
+@pytest.mark.parametrize(
+    ("engine", "rows", "has_spark", "opened", "reason"),
+    [
+        ("library", 0, True, 0, "engine='library'"),
+        ("auto", 2, True, 0, "at most 2 rows"),
+        ("auto", 1, True, 1, "Spark lacks packages"),
+        ("auto", 1, False, 0, "no Spark session"),
+    ],
+)
+def test_library_merges_and_the_log_of_the_task_says_why(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    engine: str,
+    rows: int,
+    has_spark: bool,
+    opened: int,
+    reason: str,
+) -> None:
+    monkeypatch.setattr(table_sink, "_LIBRARY_ROWS", rows)
+    sessions = Sessions(InvalidError("Spark lacks packages that the pipeline needs; nothing was published"))
+    sink = sink_of(tmp_path, engine)
+    batch = batch_of(sink, spark=sessions if has_spark else None)
+    with caplog.at_level(logging.INFO, logger="airflow_provider_streamsem"):
+        receipt = sink.publish(batch)
+    assert receipt is not None
+    assert (receipt.result, receipt.rows, ids(sink), sessions.opened) == ("applied", 2, [1, 2], opened)
+    assert any("merged by the library" in text and reason in text for text in caplog.messages)
+
+
+@pytest.mark.parametrize("engine", ["auto", "spark"])
+@pytest.mark.parametrize("error", [UnavailableError("lost"), StageError("cancelled"), PublishError("refused")])
+def test_merge_that_fails_is_not_repeated_and_leaves_the_table_as_it_was(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, error: StreamsemError
+) -> None:
+    monkeypatch.setattr(table_sink, "_LIBRARY_ROWS", 1)
+    sink, sessions = sink_of(tmp_path, engine), Sessions(error)
+    batch = batch_of(sink, spark=sessions)
+    with pytest.raises(type(error)) as raised:
+        sink.publish(batch)
+    assert raised.value is error
+    assert sessions.opened == 1
+    assert ids(sink) == []
+    assert sink.marker(batches.UUID, "t") is None
+
+
+@pytest.mark.parametrize("has_spark", [True, False])
+def test_sink_that_requires_spark_never_merges_with_the_library(tmp_path: Path, has_spark: bool) -> None:
+    sink, sessions = sink_of(tmp_path, "spark"), Sessions(InvalidError("Spark lacks packages; nothing was published"))
+    with pytest.raises(InvalidError, match=r"Spark lacks packages|no Spark session.*run the pipeline"):
+        sink.publish(batch_of(sink, spark=sessions if has_spark else None))
+    assert ids(sink) == []
+
+
+def test_skip_and_a_batch_without_rows_need_no_session(tmp_path: Path) -> None:
+    sink, sessions = sink_of(tmp_path, "spark"), Sessions(AssertionError())
+    skipped = sink.skip(batch_of(sink, spark=sessions))
+    empty = sink.publish(batches.staged(sink, ROWS.slice(0, 0), 1, schema=batches.schema_of(id="long"), spark=sessions))
+    assert skipped is not None
+    assert empty is not None
+    assert (skipped.result, empty.result, empty.rows, sessions.opened) == ("skipped", "applied", 0, 0)
+    marker = sink.marker(batches.UUID, "t")
+    assert marker is not None
+    assert marker.is_of(1, batches.outcome_of(1))
+
+
+@pytest.mark.parametrize("engine", ["auto", "library"])
+def test_batch_needs_the_spark_package_only_if_the_engine_is_spark(engine: str) -> None:
+    for kind, arguments in ((DeltaSink, ["/t"]), (IcebergSink, ["/t", "lake.t"])):
+        upsert: dict[str, Any] = {"mode": "upsert", "keys": ["id"]}
+        sink = kind(*arguments, **upsert, engine=engine)  # type: ignore[operator]
+        assert packages.needed((), {"t": sink}, None, "/log") == []
+        [package] = packages.needed((), {"t": kind(*arguments, **upsert, engine="spark")}, None, "/log")  # type: ignore[operator]
+        assert [package] == packages.named(sink.publishing_packages)
+
+
+def test_engine_of_a_sink_that_merges_no_rows_is_refused() -> None:
+    with pytest.raises(InvalidError, match="engine needs mode upsert"):
+        DeltaSink("/t", engine="spark")
+    with pytest.raises(InvalidError, match="engine"):
+        DeltaSink("/t", mode="upsert", keys=["id"], engine="flink")
+
+
+def test_settings_of_a_package_are_added_to_those_of_the_user() -> None:
+    delta = packages.named(["delta"])
+    conf = packages.added({"spark.sql.extensions": "mine", "spark.jars.packages": "a:b:1"}, delta)
+    assert conf["spark.sql.extensions"] == f"mine,{packages.DELTA.settings['spark.sql.extensions']}"
+    assert conf["spark.jars.packages"].startswith("a:b:1,io.delta:delta-spark_")
+    assert packages.missing_settings(delta, lambda name: conf.get(name, "")) == {}
+    own_catalog = {"spark.sql.catalog.spark_catalog": "mine"}
+    assert packages.missing_settings(delta, packages.added(own_catalog, delta).get) == {  # type: ignore[arg-type]
+        "spark.sql.catalog.spark_catalog": packages.DELTA.settings["spark.sql.catalog.spark_catalog"]
+    }
+
+
+@pytest.mark.parametrize(
+    ("actions", "problem"),
+    [
+        (None, "no merge"),
+        ([{"commitInfo": {}}, {"metaData": {}}], "metaData"),
+        ([{"commitInfo": {}}, {"protocol": {}}], "protocol"),
+        ([{"commitInfo": {}}, {"domainMetadata": {}}], "domainMetadata"),
+        ([{"commitInfo": {}}, {"remove": {"path": "file:/elsewhere/x.parquet"}}], "does not have"),
+    ],
+)
+def test_merge_by_spark_that_changes_more_than_rows_of_the_table_is_refused(
+    tmp_path: Path, actions: list[Any] | None, problem: str
+) -> None:
+    sink = sink_of(tmp_path, "library")
+    sink.publish(batch_of(sink))
+    copy = PrivateCopy(sink.location, 1, "merged/copy")
+    log = tmp_path / "table" / "merged" / "copy" / "_delta_log"
+    log.mkdir(parents=True)
+    if actions is not None:
+        (log / f"{1:020d}.json").write_text("".join(f"{json.dumps(action)}\n" for action in actions))
+    with pytest.raises(PublishError, match=problem):
+        copy.merged()

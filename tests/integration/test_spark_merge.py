@@ -1,0 +1,207 @@
+"""Rows that Spark merges into tables that Spark created, with the features that deltalake and pyiceberg cannot write."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from pyiceberg.catalog import load_catalog
+from pyiceberg.table import Table
+from pyspark.sql import SparkSession
+
+from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
+from airflow_provider_streamsem.connectors.iceberg.sink import IcebergSink
+from airflow_provider_streamsem.errors import DataError, PublishError
+from airflow_provider_streamsem.spark.spark_engine import SparkEngine
+from tests.connectors.batches import UUID, schema_of, staged
+from tests.integration.parts.iceberg import RestCatalog
+from tests.integration.parts.server import running
+
+pytestmark = [pytest.mark.integration, pytest.mark.spark]
+
+DELTA_TABLES = {
+    "deletion vectors, column mapping by name, change feed, CHECK, in-commit timestamps": (
+        "PARTITIONED BY (p)",
+        "'delta.enableDeletionVectors'='true', 'delta.columnMapping.mode'='name', 'delta.enableChangeDataFeed'='true', "
+        "'delta.constraints.small'='v < 1000', 'delta.enableInCommitTimestamps'='true'",
+    ),
+    "clustering, column mapping by id, type widening, v2 checkpoints, column default": (
+        "CLUSTER BY (k)",
+        "'delta.feature.allowColumnDefaults'='supported', 'delta.columnMapping.mode'='id', 'delta.enableTypeWidening'='true', 'delta.checkpointPolicy'='v2', 'delta.checkpointInterval'='2'",
+    ),
+}
+Rows = dict[int, tuple[int, str | None]]
+
+
+def merge(sink: Any, version: int, rows: Rows, **more: Any) -> Any:
+    """Publish one batch with these rows: key → value and partition."""
+    table = pyarrow.table(
+        {
+            "k": pyarrow.array(rows, pyarrow.int64()),
+            "v": pyarrow.array([value for value, _ in rows.values()], pyarrow.int64()),
+            "p": pyarrow.array([part for _, part in rows.values()], pyarrow.string()),
+        }
+    )
+    batch = staged(
+        sink,
+        table,
+        version,
+        schema=schema_of(k="long", v="long", p="string"),
+        spark=SparkEngine().publishing_session,
+        **more,
+    )
+    return sink.publish(batch)
+
+
+FIRST, SECOND = DELTA_TABLES
+
+
+@pytest.mark.parametrize("features", [FIRST, pytest.param(SECOND, marks=pytest.mark.prove)])
+def test_rows_merged_into_a_delta_table_with_features_are_those_of_a_dictionary(
+    spark: SparkSession, tmp_path: Path, features: str
+) -> None:
+    path = str(tmp_path / "table 1")
+    layout, properties = DELTA_TABLES[features]
+    table = f"delta.`{path}`"
+    has_default = "column default" in features
+    default = "DEFAULT 'new'" if has_default else ""
+    spark.sql(
+        f"CREATE TABLE {table} (k BIGINT NOT NULL, v BIGINT, p STRING, note STRING {default}) "
+        f"USING delta {layout} TBLPROPERTIES ({properties})"
+    )
+    spark.sql(f"INSERT INTO {table} (k, v, p, note) SELECT id, id, 'a b=%', 'kept' FROM range(8)")
+    sink = DeltaSink(
+        path, partition_by=["p"] if "PARTITIONED" in layout else [], mode="upsert", keys=["k"], engine="spark"
+    )
+    expected: dict[int, tuple[Any, ...]] = {k: (k, "a b=%", "kept") for k in range(8)}
+    for version, first in enumerate((5, 9, 2)):
+        rows: Rows = {k: (100 + 10 * version + k, None if k % 3 else "c:é") for k in range(first, first + 5)}
+        assert merge(sink, version, rows).rows == 5
+        new = "new" if has_default else None
+        expected |= {k: (v, p, expected[k][2] if k in expected else new) for k, (v, p) in rows.items()}
+        spark.sql(f"DELETE FROM {table} WHERE k = {first}")
+        del expected[first]
+        found = spark.read.format("delta").load(path).select("k", "v", "p", "note").collect()
+        assert Counter(tuple(row) for row in found) == Counter((k, *rest) for k, rest in expected.items())
+    if "change feed" in features:
+        feed = spark.read.format("delta").option("readChangeFeed", "true").option("startingVersion", 2).load(path)
+        kinds = Counter(row["_change_type"] for row in feed.select("_change_type").collect())
+        assert kinds == {"insert": 7, "update_preimage": 8, "update_postimage": 8, "delete": 3}
+    if "CHECK" in features:
+        with pytest.raises(PublishError, match="Spark cannot merge the rows"):
+            merge(sink, 3, {50: (5000, "x")})
+        assert sink.marker(UUID, "t") is not None
+        assert spark.read.format("delta").load(path).count() == len(expected)
+
+
+@pytest.mark.parametrize("feature", ["rowTracking", "identityColumns", "icebergCompatV1"])
+def test_delta_table_whose_features_a_merge_would_break_is_refused_before_the_commit(
+    spark: SparkSession, tmp_path: Path, feature: str
+) -> None:
+    path = str(tmp_path / "table")
+    properties = f"'delta.feature.{feature}'='supported', 'delta.columnMapping.mode'='name'"
+    spark.sql(f"CREATE TABLE delta.`{path}` (k BIGINT, v BIGINT, p STRING) USING delta TBLPROPERTIES ({properties})")
+    sink = DeltaSink(path, mode="upsert", keys=["k"], engine="spark")
+    with pytest.raises(DataError, match=feature):
+        merge(sink, 0, {1: (1, "x")})
+
+
+@pytest.fixture(scope="module")
+def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestCatalog]:
+    server = RestCatalog(tmp_path_factory.mktemp("iceberg"))
+    with running(server):
+        yield server
+
+
+@pytest.fixture
+def lake(spark: SparkSession, catalog: RestCatalog) -> Iterator[Callable[[str], Any]]:
+    """Run SQL statements of Spark in a catalog ``rest``."""
+    for name, value in {
+        "": "org.apache.iceberg.spark.SparkCatalog",
+        ".type": "rest",
+        ".uri": catalog.url,
+        ".cache-enabled": "false",
+    }.items():
+        spark.conf.set(f"spark.sql.catalog.rest{name}", value)
+    spark.sql("CREATE NAMESPACE IF NOT EXISTS rest.db")
+    return lambda statement: spark.sql(statement).collect()
+
+
+ICEBERG_TABLES = {
+    "day and bucket": "PARTITIONED BY (days(at), bucket(4, k)) TBLPROPERTIES ('format-version'='2')",
+    "merge on read": "PARTITIONED BY (truncate(1, p)) TBLPROPERTIES ('format-version'='2', 'write.merge.mode'='merge-on-read')",
+    "format 3": "TBLPROPERTIES ('format-version'='3', 'write.merge.mode'='merge-on-read')",
+}
+
+
+@pytest.mark.parametrize("form", [pytest.param("day and bucket", marks=pytest.mark.prove), "merge on read", "format 3"])
+def test_rows_merged_into_an_iceberg_table_of_any_form_are_those_of_a_dictionary(
+    lake: Callable[[str], Any], catalog: RestCatalog, tmp_path: Path, form: str
+) -> None:
+    name = f"db.{form.replace(' ', '_')}"
+    lake(f"CREATE TABLE rest.{name} (k BIGINT, v BIGINT, p STRING, at TIMESTAMP) USING iceberg {ICEBERG_TABLES[form]}")
+    lake(f"INSERT INTO rest.{name} SELECT id, id, 'a b=%', timestamp'2024-01-01 00:00:00Z' FROM range(8)")
+    location = {"type": "rest", "uri": catalog.url}
+    sink = IcebergSink(str(tmp_path / "staged"), name, properties=location, mode="upsert", keys=["k"], engine="spark")
+    table = load_catalog("default", **location).load_table(name)
+    table.manage_snapshots().create_tag(table.current_snapshot().snapshot_id, "before").commit()
+    at = datetime(2024, 1, 1, tzinfo=timezone.utc)
+    expected: dict[int, tuple[Any, ...]] = {k: (k, "a b=%", at) for k in range(8)}
+    for version, first in enumerate((5, 9, 2)):
+        rows: Rows = {k: (100 + 10 * version + k, None if k % 3 else "c:é") for k in range(first, first + 5)}
+        assert merge(sink, version, rows).rows == 5
+        expected |= {k: (v, p, expected[k][2] if k in expected else None) for k, (v, p) in rows.items()}
+        lake(f"DELETE FROM rest.{name} WHERE k = {first}")
+        del expected[first]
+        found = lake(f"SELECT k, v, p, date_format(at, 'y-M-d') AS day FROM rest.{name}")
+        days = {None: None, at: "2024-1-1"}
+        assert Counter(tuple(row) for row in found) == Counter(
+            (k, v, p, days[when]) for k, (v, p, when) in expected.items()
+        )
+    assert len(lake(f"SELECT * FROM rest.{name} VERSION AS OF 'before'")) == 8
+    if form != "format 3":
+        check_read_by_pyiceberg(load_catalog("default", **location).load_table(name), expected)
+
+
+def check_read_by_pyiceberg(table: Table, expected: dict[int, tuple[Any, ...]]) -> None:
+    rows = table.scan().to_arrow().to_pylist()
+    assert Counter((row["k"], row["v"], row["p"], row["at"]) for row in rows) == Counter(
+        (k, *rest) for k, rest in expected.items()
+    )
+
+
+def test_merge_keeps_the_retention_of_main_and_another_writers_commit_is_kept(
+    lake: Callable[[str], Any], catalog: RestCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake("CREATE TABLE rest.db.kept (k BIGINT, v BIGINT, p STRING) USING iceberg")
+    lake("INSERT INTO rest.db.kept VALUES (1, 1, 'a')")
+    location = {"type": "rest", "uri": catalog.url}
+    table = load_catalog("default", **location).load_table("db.kept")
+    snapshot = table.current_snapshot().snapshot_id
+    table.manage_snapshots().create_branch(
+        snapshot, "main", min_snapshots_to_keep=7, max_snapshot_age_ms=10**9
+    ).commit()
+    sink = IcebergSink(
+        str(tmp_path / "staged"), "db.kept", properties=location, mode="upsert", keys=["k"], engine="spark"
+    )
+    merged = IcebergSink._merged
+    others: list[str] = []
+
+    def after_another_writer(self: Any, *arguments: Any) -> Any:
+        result = merged(self, *arguments)
+        if not others:
+            others.append("INSERT INTO rest.db.kept VALUES (2, 2, 'theirs')")
+            lake(others[0])
+        return result
+
+    monkeypatch.setattr(IcebergSink, "_merged", after_another_writer)
+    merge(sink, 0, {1: (10, "b"), 3: (30, "c")})
+    assert others
+    assert sorted(map(tuple, lake("SELECT k, v FROM rest.db.kept"))) == [(1, 10), (2, 2), (3, 30)]
+    main = load_catalog("default", **location).load_table("db.kept").refs()["main"]
+    assert (main.min_snapshots_to_keep, main.max_snapshot_age_ms) == (7, 10**9)
