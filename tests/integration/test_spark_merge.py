@@ -10,6 +10,7 @@ from typing import Any
 
 import pyarrow
 import pytest
+from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
 from pyspark.sql import SparkSession
@@ -111,6 +112,29 @@ def test_delta_table_whose_features_a_merge_would_break_is_refused_before_the_co
         merge(sink, 0, {1: (1, "x")})
 
 
+def test_settings_of_the_users_session_do_not_change_a_merge(spark: SparkSession, tmp_path: Path) -> None:
+    """Spark would skip a merge with the transaction of an earlier one, and write deletion vectors into a table without them."""
+    settings = {
+        "spark.databricks.delta.write.txnAppId": "mine",
+        "spark.databricks.delta.write.txnVersion": "1",
+        "spark.databricks.delta.properties.defaults.enableDeletionVectors": "true",
+        "spark.databricks.delta.properties.defaults.columnMapping.mode": "name",
+        "spark.databricks.delta.properties.defaults.appendOnly": "true",
+    }
+    for name, value in settings.items():
+        spark.conf.set(name, value)
+    try:
+        sink = DeltaSink(str(tmp_path / "table"), mode="upsert", keys=["k"], engine="spark")
+        for version in range(3):
+            merge(sink, version, {0: (version, "x"), version: (version, "y")})
+        assert {name: spark.conf.get(name) for name in settings} == settings
+    finally:
+        for name in settings:
+            spark.conf.unset(name)
+    rows = DeltaTable(sink.path).to_pyarrow_table().sort_by("k").to_pylist()
+    assert rows == [{"k": 0, "v": 2, "p": "x"}, {"k": 1, "v": 1, "p": "y"}, {"k": 2, "v": 2, "p": "y"}]
+
+
 @pytest.fixture(scope="module")
 def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestCatalog]:
     server = RestCatalog(tmp_path_factory.mktemp("iceberg"))
@@ -176,9 +200,15 @@ def check_read_by_pyiceberg(table: Table, expected: dict[int, tuple[Any, ...]]) 
 
 
 def test_merge_keeps_the_retention_of_main_and_another_writers_commit_is_kept(
-    lake: Callable[[str], Any], catalog: RestCatalog, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    lake: Callable[[str], Any],
+    catalog: RestCatalog,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    lake("CREATE TABLE rest.db.kept (k BIGINT, v BIGINT, p STRING) USING iceberg")
+    lake(
+        "CREATE TABLE rest.db.kept (k BIGINT, v BIGINT, p STRING) USING iceberg TBLPROPERTIES ('write.wap.enabled'='true')"
+    )
     lake("INSERT INTO rest.db.kept VALUES (1, 1, 'a')")
     location = {"type": "rest", "uri": catalog.url}
     table = load_catalog("default", **location).load_table("db.kept")
@@ -196,11 +226,16 @@ def test_merge_keeps_the_retention_of_main_and_another_writers_commit_is_kept(
         result = merged(self, *arguments)
         if not others:
             others.append("INSERT INTO rest.db.kept VALUES (2, 2, 'theirs')")
+            spark.conf.unset("spark.wap.id")
             lake(others[0])
         return result
 
     monkeypatch.setattr(IcebergSink, "_merged", after_another_writer)
-    merge(sink, 0, {1: (10, "b"), 3: (30, "c")})
+    spark.conf.set("spark.wap.id", "mine")
+    try:
+        merge(sink, 0, {1: (10, "b"), 3: (30, "c")})
+    finally:
+        spark.conf.unset("spark.wap.id")
     assert others
     assert sorted(map(tuple, lake("SELECT k, v FROM rest.db.kept"))) == [(1, 10), (2, 2), (3, 30)]
     main = load_catalog("default", **location).load_table("db.kept").refs()["main"]

@@ -33,8 +33,10 @@ _SETTINGS = {
 }
 _UNSET = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
 """With these settings, Spark would skip the merge without an error if the table has the transaction already."""
-_MERGED = 1
-"""The entry of the merge in the log of a private copy. The clone is entry 0."""
+_DEFAULTS = "spark.databricks.delta.properties.defaults."
+"""With settings of this prefix, Spark would give the copy properties that the table lacks."""
+_CLONED, _MERGED = 0, 1
+"""The entries of the log of a private copy."""
 _EXPECTED = frozenset(["commitInfo", "add", "remove", "cdc"])
 _DV_NAME_LENGTH = 20
 """The length of the name of a file with deletion vectors. A directory may precede the name (Delta protocol, *Deletion Vectors*)."""
@@ -63,7 +65,7 @@ class PrivateCopy:
         """
         for name, value in _SETTINGS.items():
             session.conf.set(name, value)
-        for name in _UNSET:
+        for name in (*_UNSET, *(name for name in session.conf.getAll if name.startswith(_DEFAULTS))):
             session.conf.unset(name)
         copy = cls(location, version, f"{DIRECTORY}/{SYSTEM_CLOCK.new_id()}")
         # Delta looks for a log in each directory above a path. Without this object, it would take the copy for a partition of the table.
@@ -76,21 +78,40 @@ class PrivateCopy:
         """The name of the copy in Spark SQL."""
         return _name(self.location, self.key)
 
+    def check_properties(self, configuration: Mapping[str, str]) -> None:
+        """
+        Check that the copy has the properties of the table. With other properties, Spark would write files that the table's readers cannot read.
+
+        :raises PublishError: a property differs
+        """
+        [metadata] = _of_kind(self._entry(_CLONED), "metaData")
+        copied = metadata.get("configuration", {})
+        if differing := sorted(name for name, _ in {*copied.items()} ^ {*configuration.items()}):
+            raise self._refusal("Spark gives a private copy other properties than the Delta table has", differing)
+
+    def delete(self) -> None:
+        """Delete the copy and the files that Spark wrote to it. Must not be called after the result was sent to the table."""
+        open_dataset(self.location).remove_tree(f"{self.key}/")
+
     def merged(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
         """
         Return the commit information of the merge, and its changes as actions of the table's log. Delete the log of the copy.
 
         :raises PublishError: Spark has changed more than rows
         """
-        actions = History(f"{self.location.rstrip('/')}/{self.key}").actions(_MERGED)
-        if actions is None:
-            raise self._refusal("Spark has committed no merge to the private copy of the Delta table", [])
+        actions = self._entry(_MERGED)
         unexpected = sorted({kind for action in actions for kind in action} - _EXPECTED)
         if unexpected:
             raise self._refusal("the merge by Spark changes more than the rows of the Delta table", unexpected)
         info, changes = _of_kind(actions, "commitInfo")[0], self._changes(actions)
         open_dataset(self.location).remove_tree(f"{self.key}/_delta_log/")
         return info, changes
+
+    def _entry(self, number: int) -> list[dict[str, Any]]:
+        actions = History(f"{self.location.rstrip('/')}/{self.key}").actions(number)
+        if actions is None:
+            raise self._refusal("Spark has committed no merge to the private copy of the Delta table", [])
+        return actions
 
     def _changes(self, actions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
         """Return the actions on files, with paths relative to the table, or as the table's log spells them."""

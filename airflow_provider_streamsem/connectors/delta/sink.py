@@ -248,14 +248,19 @@ class DeltaSink(TableSink[_Handle]):
         handle.entry = number
         return True
 
-    def _merged(self, session: SparkSession, batch: SinkCommit, version: int) -> _Changes:
-        """Merge the rows with Spark into a private copy of the table at a version."""
+    def _merged(self, session: SparkSession, batch: SinkCommit, table: Any) -> _Changes:
+        """Merge the rows with Spark into a private copy of the table."""
         from airflow_provider_streamsem.connectors.delta.private_copy import PrivateCopy
         from airflow_provider_streamsem.connectors.staged_parquet import spark_merge
 
-        copy = PrivateCopy.create(session, self.location, version)
-        spark_merge.merge(session, copy.name, self, batch, self.keys)
-        return copy.merged()
+        copy = PrivateCopy.create(session, self.location, table.version())
+        try:
+            copy.check_properties(table.metadata().configuration)
+            spark_merge.merge(session, copy.name, self, batch, self.keys)
+            return copy.merged()
+        except Exception:
+            copy.delete()
+            raise
 
     def detail(self, handle: _Handle, batch: SinkCommit) -> Json:
         """Return the version of the table that contains the marker."""
@@ -294,7 +299,7 @@ class DeltaSink(TableSink[_Handle]):
         merges = self.merges and batch.committable.rows > 0 and not skipped
         merged: _Changes | None = ({"operation": "STREAMSEM MARKER"}, []) if self.engine == "spark" else None
         if merges:
-            merged = self.merged_by_spark(batch, lambda session: self._merged(session, batch, table.version()))
+            merged = self.merged_by_spark(batch, lambda session: self._merged(session, batch, table))
         if merged is not None:
             return self.dataset().create(key_after(table), entry(table, self.location, marks, app, *merged))
         transactions = [Transaction(name, number) for name, number in marks.items()]

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 
 _METADATA_PATH = "write.metadata.path"
 _DELETES_METADATA = "write.metadata.delete-after-commit.enabled"
+_UNSET = ("spark.wap.id", "spark.wap.branch")
+"""With these settings, Spark would not merge into the branch ``main``."""
 _HINT = "version-hint.text"
 _COPIED, _MERGED = "v1.metadata.json", "v2.metadata.json"
 _KEPT = (
@@ -81,6 +83,8 @@ class PrivateCopy:
         }
         for setting, value in settings.items():
             session.conf.set(setting, value)
+        for setting in _UNSET:
+            session.conf.unset(setting)
         return copy
 
     @property
