@@ -6,7 +6,7 @@ Runs the benchmarks (``make bench``). They measure the cost of the package in co
 3. A batch on Spark, compared with a plain read and Parquet write of the same files in the same process.
 4. A retry of a committed batch, and the import of the package.
 5. Only if they are named: ``cold_state``, ``compact``, ``connect``, ``dedup``, ``delta``, ``files``, ``iceberg_publish``, ``kafka``, ``kafka_json``,
-   ``parsing``, ``postgres``, ``sources``, ``start`` and ``state``. See their modules.
+   ``merge``, ``parsing``, ``postgres``, ``sources``, ``start`` and ``state``. See their modules.
 """
 
 from __future__ import annotations
@@ -59,6 +59,7 @@ ON_SERVERS = (
     "iceberg_publish",
     "kafka",
     "kafka_json",
+    "merge",
     "parsing",
     "postgres",
     "sources",

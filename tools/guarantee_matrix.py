@@ -213,7 +213,7 @@ PROOFS: Mapping[str, tuple[str, ...]] = {
     "Delta, upsert by Spark": (
         *_BY_SPARK,
         "tests/integration/test_delta.py::test_rows_merged_by_key_are_equal_in_spark_and_delta_rs",
-        "tests/connectors/delta/test_active_files.py::test_add_actions_are_those_of_the_log_with_any_form_of_checkpoint",
+        "tests/connectors/delta/test_snapshot.py::test_state_is_that_of_the_log_with_any_form_of_checkpoint",
     ),
     "Iceberg": (
         "tests/connectors/iceberg/test_publish.py::test_crash_at_every_step_then_retry_publishes_once",

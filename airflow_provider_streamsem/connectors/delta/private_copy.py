@@ -1,13 +1,16 @@
 """
 Merges rows into a Delta table with Spark (extra ``delta``), so that the table accepts the result once (ADR 0024).
 
-Spark's Delta writer has no atomic commit on S3, and two publishers could both commit. So Spark merges into a *private copy* of the table: a shallow clone in a
-new directory below the table, which no other process uses. The entry that Spark writes to the log of the copy then becomes the next entry of the table's log. A
-conditional request creates that entry: it succeeds only if no other writer has committed since the copy was made.
+Spark's Delta writer has no atomic commit on S3, and two publishers could both commit. So Spark merges into a *private copy* of the table: a directory below the
+table with a log that names the files of the table, and which no other process uses. The entry that Spark writes to the log of the copy then becomes the next
+entry of the table's log. A conditional request creates that entry: it succeeds only if no other writer has committed since the copy was made.
 """
 
 from __future__ import annotations
 
+import base64
+import json
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -15,8 +18,8 @@ from urllib.parse import quote
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connectors.columns.identifiers import quoted
-from airflow_provider_streamsem.connectors.delta.active_files import add_actions, file_of
 from airflow_provider_streamsem.connectors.delta.history import History
+from airflow_provider_streamsem.connectors.delta.snapshot import Action, Snapshot, file_of, snapshot
 from airflow_provider_streamsem.errors import PublishError
 from airflow_provider_streamsem.stores.contract import hadoop_location
 from airflow_provider_streamsem.stores.dataset import open_dataset
@@ -33,13 +36,15 @@ _SETTINGS = {
 }
 _UNSET = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
 """With these settings, Spark would skip the merge without an error if the table has the transaction already."""
-_DEFAULTS = "spark.databricks.delta.properties.defaults."
-"""With settings of this prefix, Spark would give the copy properties that the table lacks."""
-_CLONED, _MERGED = 0, 1
+_COPIED, _MERGED = 0, 1
 """The entries of the log of a private copy."""
-_EXPECTED = frozenset(["commitInfo", "add", "remove", "cdc"])
+_EXPECTED = frozenset(["commitInfo", "add", "remove", "cdc", "metaData", "domainMetadata"])
+_ROW_TRACKING = "delta.rowTracking"
 _DV_NAME_LENGTH = 20
 """The length of the name of a file with deletion vectors. A directory may precede the name (Delta protocol, *Deletion Vectors*)."""
+_Z85 = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+_B85 = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
+_TO_B85 = str.maketrans(_Z85, _B85)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,11 +55,13 @@ class PrivateCopy:
     :param location: the location of the table
     :param version: the version of the table
     :param key: the directory of the copy, below the location
+    :param state: the state of the table at the version
     """
 
     location: str
     version: int
     key: str
+    state: Snapshot
 
     @classmethod
     def create(cls, session: SparkSession, location: str, version: int) -> PrivateCopy:
@@ -65,85 +72,101 @@ class PrivateCopy:
         """
         for name, value in _SETTINGS.items():
             session.conf.set(name, value)
-        for name in (*_UNSET, *(name for name in session.conf.getAll if name.startswith(_DEFAULTS))):
+        for name in _UNSET:
             session.conf.unset(name)
-        copy = cls(location, version, f"{DIRECTORY}/{SYSTEM_CLOCK.new_id()}")
-        # Delta looks for a log in each directory above a path. Without this object, it would take the copy for a partition of the table.
-        open_dataset(location).create(f"{copy.key}/_delta_log/_streamsem", b"")
-        session.sql(f"CREATE TABLE {copy.name} SHALLOW CLONE {_name(location)} VERSION AS OF {version:d}")
+        copy = cls(location, version, f"{DIRECTORY}/{SYSTEM_CLOCK.new_id()}", snapshot(location, version))
+        open_dataset(location).create(f"{copy.key}/_delta_log/{_COPIED:020d}.json", copy._first_entry())
         return copy
 
     @property
     def name(self) -> str:
         """The name of the copy in Spark SQL."""
-        return _name(self.location, self.key)
-
-    def check_properties(self, configuration: Mapping[str, str]) -> None:
-        """
-        Check that the copy has the properties of the table. With other properties, Spark would write files that the table's readers cannot read.
-
-        :raises PublishError: a property differs
-        """
-        [metadata] = _of_kind(self._entry(_CLONED), "metaData")
-        copied = metadata.get("configuration", {})
-        if differing := sorted(name for name, _ in {*copied.items()} ^ {*configuration.items()}):
-            raise self._refusal("Spark gives a private copy other properties than the Delta table has", differing)
+        return f"delta.{quoted(f'{hadoop_location(self.location)}/{self.key}')}"
 
     def delete(self) -> None:
         """Delete the copy and the files that Spark wrote to it. Must not be called after the result was sent to the table."""
         open_dataset(self.location).remove_tree(f"{self.key}/")
 
-    def merged(self) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    def merged(self) -> tuple[Action, list[Action]]:
         """
         Return the commit information of the merge, and its changes as actions of the table's log. Delete the log of the copy.
 
         :raises PublishError: Spark has changed more than rows
         """
-        actions = self._entry(_MERGED)
-        unexpected = sorted({kind for action in actions for kind in action} - _EXPECTED)
-        if unexpected:
-            raise self._refusal("the merge by Spark changes more than the rows of the Delta table", unexpected)
-        info, changes = _of_kind(actions, "commitInfo")[0], self._changes(actions)
-        open_dataset(self.location).remove_tree(f"{self.key}/_delta_log/")
-        return info, changes
-
-    def _entry(self, number: int) -> list[dict[str, Any]]:
-        actions = History(f"{self.location.rstrip('/')}/{self.key}").actions(number)
+        actions = History(f"{self.location.rstrip('/')}/{self.key}").actions(_MERGED)
         if actions is None:
             raise self._refusal("Spark has committed no merge to the private copy of the Delta table", [])
-        return actions
+        unexpected = sorted({kind for action in actions for kind in action} - _EXPECTED)
+        unexpected += [f"metaData.{name}" for each in _of_kind(actions, "metaData") for name in self._changed(each)]
+        unexpected += [
+            each["domain"] for each in _of_kind(actions, "domainMetadata") if each["domain"] != _ROW_TRACKING
+        ]
+        if unexpected:
+            raise self._refusal("the merge by Spark changes more than the rows of the Delta table", unexpected)
+        info, changes = _of_kind(actions, "commitInfo")[0], [self._change(action) for action in actions]
+        open_dataset(self.location).remove_tree(f"{self.key}/_delta_log/")
+        return info, [change for change in changes if change]
 
-    def _changes(self, actions: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-        """Return the actions on files, with paths relative to the table, or as the table's log spells them."""
-        own = [a for kind in ("add", "remove") for a in _of_kind(actions, kind) if not _is_new(a)]
-        originals = add_actions(self.location, self.version, {file_of(action["path"], self.location) for action in own})
-        if lacking := sorted({file_of(a["path"], self.location) for a in own} - originals.keys()):
-            raise self._refusal("the merge by Spark changes files that the Delta table does not have", lacking)
-        changes: list[dict[str, Any]] = []
-        for action in actions:
-            for kind, value in action.items():
-                if kind == "add":
-                    changes.append({"add": self._added(value, originals)})
-                elif kind == "remove":
-                    original = originals[file_of(value["path"], self.location)]
-                    changes.append({"remove": _as_in(value, original)})
-                elif kind == "cdc":
-                    changes.append({"cdc": {**value, "path": self._path(value["path"])}})
-        return changes
+    def _first_entry(self) -> bytes:
+        """Return an entry that describes the state of the table, with absolute paths."""
+        newest = History(self.location).entry(self.version)
+        in_commit_ms = None if newest is None else newest.in_commit_ms
+        info = {
+            "operation": "COPY",
+            "timestamp": SYSTEM_CLOCK.now_ms(),
+            **({} if in_commit_ms is None else {"inCommitTimestamp": in_commit_ms}),
+        }
+        state = self.state
+        lines: list[Action] = [{"commitInfo": info}, {"protocol": state.protocol}, {"metaData": state.metadata}]
+        lines += [{"domainMetadata": domain} for domain in state.domains.values()]
+        lines += [{"add": self._absolute(add)} for add in state.files.values()]
+        return "".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in lines).encode()
 
-    def _added(self, add: Mapping[str, Any], originals: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-        added = dict(add)
-        if _is_new(add):
-            added["path"] = self._path(add["path"])
-        else:
-            added["path"] = originals[file_of(add["path"], self.location)]["path"]
+    def _absolute(self, add: Action) -> Action:
+        root = _uri(hadoop_location(self.location))
+        absolute = {**add, "path": add["path"] if _is_absolute(add["path"]) else f"{root}/{add['path']}"}
         vector = add.get("deletionVector")
         if vector is not None and vector["storageType"] == "u":
-            named = vector["pathOrInlineDv"]
-            prefix, name = named[:-_DV_NAME_LENGTH], named[-_DV_NAME_LENGTH:]
-            parts = [self.key, prefix] if prefix else [self.key]
-            added["deletionVector"] = {**vector, "pathOrInlineDv": f"{'/'.join(parts)}{name}"}
+            prefix, name = _divided(vector["pathOrInlineDv"])
+            file = f"deletion_vector_{uuid.UUID(bytes=base64.b85decode(name.translate(_TO_B85)))}.bin"
+            path = "/".join(filter(None, [root, _uri(prefix), file]))
+            absolute["deletionVector"] = {**vector, "storageType": "p", "pathOrInlineDv": path}
+        return absolute
+
+    def _changed(self, metadata: Action) -> list[str]:
+        """Return the fields of the metadata that a merge must not change. The schema has the largest values of identity columns."""
+        names = {*metadata, *self.state.metadata} - {"schemaString"}
+        return sorted(name for name in names if metadata.get(name) != self.state.metadata.get(name))
+
+    def _change(self, action: Action) -> Action:
+        """Return an action of the copy as an action of the table; empty for the commit information."""
+        [(kind, value)] = action.items()
+        if kind == "add":
+            return {"add": self._added(value)}
+        if kind == "remove":
+            return {"remove": _as_in(value, self._original(value))}
+        if kind == "cdc":
+            return {"cdc": {**value, "path": self._path(value["path"])}}
+        return {} if kind == "commitInfo" else action
+
+    def _added(self, add: Action) -> Action:
+        if _is_absolute(add["path"]):  # a file of the table, with another deletion vector
+            added = {**add, "path": self._original(add)["path"]}
+        else:
+            own_version = {} if "defaultRowCommitVersion" not in add else {"defaultRowCommitVersion": self.version + 1}
+            added = {**add, "path": self._path(add["path"]), **own_version}
+        vector = add.get("deletionVector")
+        if vector is not None and vector["storageType"] == "u":
+            prefix, name = _divided(vector["pathOrInlineDv"])
+            path = "/".join(filter(None, [self.key, prefix]))
+            added["deletionVector"] = {**vector, "pathOrInlineDv": f"{path}{name}"}
         return added
+
+    def _original(self, action: Action) -> Action:
+        file = file_of(action["path"], self.location)
+        if file not in self.state.files:
+            raise self._refusal("the merge by Spark changes a file that the Delta table does not have", [file])
+        return self.state.files[file]
 
     def _path(self, path: str) -> str:
         return f"{quote(self.key)}/{path}"
@@ -152,21 +175,26 @@ class PrivateCopy:
         return PublishError(f"{summary}; nothing of the batch is in the table", table=self.location, found=found[:3])
 
 
-def _of_kind(actions: Sequence[Mapping[str, Any]], kind: str) -> list[dict[str, Any]]:
+def _of_kind(actions: Sequence[Action], kind: str) -> list[Action]:
     return [action[kind] for action in actions if kind in action]
 
 
-def _is_new(action: Mapping[str, Any]) -> bool:
-    """Whether Spark wrote the file into the copy. The copy references the files of the table by absolute paths."""
-    return ":" not in action["path"].partition("/")[0]
+def _is_absolute(path: str) -> bool:
+    return path.startswith("/") or ":" in path.partition("/")[0]
 
 
-def _as_in(remove: Mapping[str, Any], add: Mapping[str, Any]) -> dict[str, Any]:
+def _uri(path: str) -> str:
+    """Escape a path as Hadoop does."""
+    return quote(path, safe="/:@!$&'()*+,;=~")
+
+
+def _divided(vector: str) -> tuple[str, str]:
+    """Return the directory and the name in the path of a deletion vector."""
+    return vector[:-_DV_NAME_LENGTH], vector[-_DV_NAME_LENGTH:]
+
+
+def _as_in(remove: Action, add: Mapping[str, Any]) -> Action:
     """Return a remove action with the path and the deletion vector of the add action, because readers compare them as text."""
     removed = {name: value for name, value in remove.items() if name != "deletionVector"}
     vector = add.get("deletionVector")
     return {**removed, "path": add["path"], **({} if vector is None else {"deletionVector": vector})}
-
-
-def _name(location: str, key: str = "") -> str:
-    return f"delta.{quoted('/'.join(filter(None, [hadoop_location(location), key])))}"

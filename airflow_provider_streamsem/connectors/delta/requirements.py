@@ -39,7 +39,9 @@ _FEATURES_OF_SPARK = _FEATURES | frozenset(
         "columnMapping",
         "deletionVectors",
         "domainMetadata",
+        "identityColumns",
         "inCommitTimestamp",
+        "rowTracking",
         "typeWidening",
         "typeWidening-preview",
         "vacuumProtocolCheck",
@@ -77,9 +79,12 @@ _PROPERTIES_OF_SPARK = _PROPERTIES | frozenset(
         "columnMapping.mode",
         "enableDeletionVectors",
         "enableInCommitTimestamps",
+        "enableRowTracking",
         "enableTypeWidening",
         "inCommitTimestampEnablementTimestamp",
         "inCommitTimestampEnablementVersion",
+        "rowTracking.materializedRowCommitVersionColumnName",
+        "rowTracking.materializedRowIdColumnName",
     ]
 )
 _PROPERTY_GROUPS = ("delta.autoOptimize.", "delta.checkpoint.", "delta.feature.", "delta.parquet.")
@@ -115,16 +120,13 @@ def unmergeable_by_spark(table: Any) -> list[str]:
     """
     Return the requirements of a table that a merge by Spark does not satisfy, by their Delta names; empty if the table is accepted.
 
-    Spark checks constraints and computes generated columns. But a private copy has other row ids than the table, and the entry of a merge must not change the
-    columns of the table, as it does for identity columns.
+    Spark checks constraints, and computes generated columns, identity columns and row ids.
     """
     protocol, metadata = table.protocol(), table.metadata()
     requirements = (set(protocol.writer_features or ()) | set(protocol.reader_features or ())) - _FEATURES_OF_SPARK
     version = (protocol.min_reader_version, protocol.min_writer_version)
     if any(actual > newest for actual, newest in zip(version, _NEWEST_PROTOCOL, strict=True)):
         requirements.add(f"protocol version {version}")
-    if protocol.min_writer_version == _WITH_IDENTITY:
-        requirements.add("identityColumns")
     for name, value in metadata.configuration.items():
         is_constraint = name.lower().startswith("delta.constraints.")
         if not (is_constraint or name in _PROPERTIES_OF_SPARK or _is_accepted(name, value)):

@@ -255,7 +255,6 @@ class DeltaSink(TableSink[_Handle]):
 
         copy = PrivateCopy.create(session, self.location, table.version())
         try:
-            copy.check_properties(table.metadata().configuration)
             spark_merge.merge(session, copy.name, self, batch, self.keys)
             return copy.merged()
         except Exception:

@@ -15,6 +15,7 @@ from deltalake import DeltaTable
 
 from airflow_provider_streamsem.connectors.delta.private_copy import PrivateCopy
 from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
+from airflow_provider_streamsem.connectors.delta.snapshot import snapshot
 from airflow_provider_streamsem.connectors.iceberg.sink import IcebergSink
 from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.connectors.staged_parquet import table_sink
@@ -149,9 +150,9 @@ def test_settings_of_a_package_are_added_to_those_of_the_user() -> None:
     ("actions", "problem"),
     [
         (None, "no merge"),
-        ([{"commitInfo": {}}, {"metaData": {}}], "metaData"),
+        ([{"commitInfo": {}}, {"metaData": {"id": "another"}}], r"metaData\.configuration"),
         ([{"commitInfo": {}}, {"protocol": {}}], "protocol"),
-        ([{"commitInfo": {}}, {"domainMetadata": {}}], "domainMetadata"),
+        ([{"commitInfo": {}}, {"domainMetadata": {"domain": "delta.clustering"}}], r"delta\.clustering"),
         ([{"commitInfo": {}}, {"remove": {"path": "file:/elsewhere/x.parquet"}}], "does not have"),
     ],
 )
@@ -160,7 +161,7 @@ def test_merge_by_spark_that_changes_more_than_rows_of_the_table_is_refused(
 ) -> None:
     sink = sink_of(tmp_path, "library")
     sink.publish(batch_of(sink))
-    copy = PrivateCopy(sink.location, 1, "merged/copy")
+    copy = PrivateCopy(sink.location, 1, "merged/copy", snapshot(sink.location, 1))
     log = tmp_path / "table" / "merged" / "copy" / "_delta_log"
     log.mkdir(parents=True)
     if actions is not None:
