@@ -13,8 +13,9 @@ import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
 from pyiceberg.table import Table
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
+from airflow_provider_streamsem import FilesSource, Pipeline, run_batch
 from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
 from airflow_provider_streamsem.connectors.iceberg.sink import IcebergSink
 from airflow_provider_streamsem.errors import DataError, PublishError
@@ -116,6 +117,36 @@ def test_rows_merged_into_a_delta_table_with_features_are_those_of_a_dictionary(
             merge(sink, 3, {50: (5000, "x")})
         assert sink.marker(UUID, "t") is not None
         assert spark.read.format("delta").load(path).count() == len(expected)
+
+
+def test_rows_that_violate_a_check_constraint_are_refused_before_the_commit(
+    spark: SparkSession, tmp_path: Path, arrivals: Path
+) -> None:
+    path = str(tmp_path / "table")
+    properties = "'delta.constraints.small'='v < 1000 AND `odd-name` IS NOT NULL'"
+    spark.sql(
+        f"CREATE TABLE delta.`{path}` (k BIGINT, v BIGINT, `odd-name` STRING) USING delta TBLPROPERTIES ({properties})"
+    )
+    pipeline = Pipeline(
+        name="checked",
+        log=str(tmp_path / "log"),
+        source=FilesSource(path=str(arrivals), format="json", schema="k long"),
+        sinks={"t": DeltaSink(path, mode="upsert", keys=["k"], engine="spark")},
+    )
+    (arrivals / "first.json").write_text('{"k": 1}')
+    long, text = "cast(null as long)", "cast(null as string)"
+    for value, name in (("5000L", "'x'"), (long, "'x'"), ("1L", text)):
+        refused = pipeline.replace(transform=selecting(value, name))
+        with pytest.raises(DataError, match=r"violate CHECK constraints.*small"):
+            run_batch(refused, run_key="a")
+    assert spark.read.format("delta").load(path).count() == 0
+    assert run_batch(pipeline.replace(transform=selecting("1L", "'x'")), run_key="a").version == 0
+    assert [tuple(row) for row in spark.read.format("delta").load(path).collect()] == [(1, 1, "x")]
+
+
+def selecting(value: str, name: str) -> Callable[[DataFrame], DataFrame]:
+    """Return a transform that sets the columns of a row to SQL expressions."""
+    return lambda frame: frame.selectExpr("k", f"{value} AS v", f"{name} AS `odd-name`")
 
 
 def test_delta_table_with_a_feature_that_was_not_tried_is_refused_before_the_commit(

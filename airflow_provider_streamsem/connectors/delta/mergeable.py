@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
@@ -14,6 +14,7 @@ NULL_TEXTS = ("", "__HIVE_DEFAULT_PARTITION__")
 """Texts that readers of the table's log take for null in a partition column."""
 PARTITION_TYPES = ("boolean", "byte", "date", "integer", "long", "short", "string")
 """Types of partition columns whose values every reader parses in the same way."""
+_UNNAMED = " ,;{}()\n\t="
 _UNESCAPED = "!$&'()+,-./:;=@_~"
 _FEED = "delta.enableChangeDataFeed"
 
@@ -26,6 +27,28 @@ def check_columns(fields: Sequence[Any], partition_by: Sequence[str]) -> None:
         raise DataError(summary, columns=unsupported, accepted=list(PARTITION_TYPES)).advising(
             "partition by columns of an accepted type: cast them in the transform, and write to a new table."
         )
+
+
+def check_names(fields: Sequence[Any], configuration: Mapping[str, str]) -> None:
+    """Refuse names of columns and nested fields that Spark's Delta writer accepts only in tables with column mapping."""
+    if configuration.get("delta.columnMapping.mode", "none").lower() != "none":
+        return
+    refused = sorted(name for name in _names(fields) if any(character in _UNNAMED for character in name))
+    if refused:
+        summary = "Spark merges rows into columns with such names only if the Delta table has column mapping"
+        raise DataError(summary, columns=refused, refused=f"names with a character of {_UNNAMED!r}").advising(
+            "rename the columns in the transform; or create the table with delta.columnMapping.mode=name; or set engine='library'. Then run again."
+        )
+
+
+def _names(kind: Any) -> Iterator[str]:
+    if isinstance(kind, list):
+        for field in kind:
+            yield field["name"]
+            yield from _names(field["type"])
+    elif isinstance(kind, dict):
+        for name in ("fields", "elementType", "keyType", "valueType"):
+            yield from _names(kind.get(name))
 
 
 def misspelt(table: Any) -> list[str]:

@@ -134,6 +134,21 @@ def unmergeable_by_spark(table: Any) -> list[str]:
     return sorted(requirements)
 
 
+def check_constraints(table: Any, columns: Sequence[str]) -> dict[str, str]:
+    """
+    Return the CHECK constraints of a table that rows with these columns can be checked against: name → SQL expression.
+
+    The expressions name no columns in a form that can be parsed, so a constraint is left out only if it contains the name of a column that the rows lack.
+    """
+    prefix = "delta.constraints."
+    lacking = [field["name"].lower() for field in _schema(table) if field["name"] not in columns]
+    return {
+        name.removeprefix(prefix): expression
+        for name, expression in table.metadata().configuration.items()
+        if name.startswith(prefix) and not any(column in expression.lower() for column in lacking)
+    }
+
+
 def is_append_only(table: Any) -> bool:
     """Return whether the table forbids the removal of rows (``delta.appendOnly``)."""
     return str(table.metadata().configuration.get("delta.appendOnly", "")).lower() == "true"

@@ -25,6 +25,7 @@ from airflow_provider_streamsem.connectors.delta import mergeable, statistics
 from airflow_provider_streamsem.connectors.delta.entry import entry, key_after
 from airflow_provider_streamsem.connectors.delta.requirements import (
     Requirements,
+    check_constraints,
     is_append_only,
     unmergeable_by_spark,
     unwritable,
@@ -52,7 +53,7 @@ from airflow_provider_streamsem.protocol.entries import Committable, DataFile, J
 from airflow_provider_streamsem.stores.contract import normalised
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 _PRIMITIVES = frozenset(
     [
@@ -146,7 +147,9 @@ class DeltaSink(TableSink[_Handle]):
             self._check_can_add(table, self._missing_columns(table, fields))
             cached.keep()
         keyed_rows.check_keys(fields, self.keys)
-        if self.merges and self.engine != "spark":
+        if self.engine == "spark":
+            mergeable.check_names(fields, {} if cached is None else cached.table.metadata().configuration)
+        elif self.merges:
             mergeable.check_columns(fields, self.partition_by)
         return _with_types(schema, fields)
 
@@ -171,6 +174,22 @@ class DeltaSink(TableSink[_Handle]):
             summary = "another writer rewrote or deleted files of this pipeline in the Delta table, so their rows cannot be removed; nothing was written"
             raise InvalidError(summary, table=self.path, files=missing).advising(RESTORE_TABLE)
         cached.keep()
+
+    def stage(self, frame: DataFrame, version: int, attempt_id: str) -> frozenset[str] | None:
+        """For a merge by Spark, also check the staged rows against the CHECK constraints of the table: after the commit, the batch could only be skipped."""
+        accepted = TableSink.stage(self, frame, version, attempt_id)
+        cached = open_newest(self.path, refusal=DataError) if self.engine == "spark" else None
+        if cached is not None:
+            constraints = check_constraints(cached.table, frame.columns)
+            cached.keep()
+            rows = frame.sparkSession.read.schema(frame.schema).parquet(self.attempt_location(version, attempt_id))
+            violated = [
+                name for name, holds in constraints.items() if rows.where(f"NOT coalesce(({holds}), false)").head(1)
+            ]
+            if violated:
+                summary = "rows violate CHECK constraints of the Delta table"
+                raise DataError(summary, table=self.path, constraints=violated)
+        return accepted
 
     def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
         """Also refuse the empty string as a partition value. Delta has no representation for it, and some readers return null."""

@@ -13,13 +13,21 @@ import pyarrow
 import pytest
 from deltalake import DeltaTable
 
+from airflow_provider_streamsem.connectors.delta import mergeable
 from airflow_provider_streamsem.connectors.delta.private_copy import PrivateCopy
 from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
 from airflow_provider_streamsem.connectors.delta.snapshot import snapshot
 from airflow_provider_streamsem.connectors.iceberg.sink import IcebergSink
 from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.connectors.staged_parquet import table_sink
-from airflow_provider_streamsem.errors import InvalidError, PublishError, StageError, StreamsemError, UnavailableError
+from airflow_provider_streamsem.errors import (
+    DataError,
+    InvalidError,
+    PublishError,
+    StageError,
+    StreamsemError,
+    UnavailableError,
+)
 from airflow_provider_streamsem.spark import packages
 from tests.connectors import batches
 
@@ -125,6 +133,17 @@ def test_batch_needs_the_spark_package_only_if_the_engine_is_spark(engine: str) 
         assert packages.needed((), {"t": sink}, None, "/log") == []
         [package] = packages.needed((), {"t": kind(*arguments, **upsert, engine="spark")}, None, "/log")  # type: ignore[operator]
         assert [package] == packages.named(sink.publishing_packages)
+
+
+@pytest.mark.parametrize("kind", ["long", {"type": "struct", "fields": [{"name": "a b", "type": "long", "nullable": True, "metadata": {}}]}])  # fmt: skip
+def test_name_that_spark_cannot_write_is_refused_before_the_commit_unless_the_table_maps_columns(
+    tmp_path: Path, kind: Any
+) -> None:
+    schema = batches.schema_of(**{"id": "long", "v" if isinstance(kind, dict) else "a=b": kind})
+    with pytest.raises(DataError, match=r"column mapping.*a[ =]b"):
+        sink_of(tmp_path, "spark").resolve_schema(schema)
+    assert sink_of(tmp_path, "auto").resolve_schema(schema) == schema
+    mergeable.check_names(json.loads(schema)["fields"], {"delta.columnMapping.mode": "name"})
 
 
 def test_engine_of_a_sink_that_merges_no_rows_is_refused() -> None:
