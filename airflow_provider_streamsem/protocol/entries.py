@@ -296,6 +296,9 @@ class Kind:
                 f"an outcome of kind `{self.kind}` has output or counts, or publishes to other sinks than its plan"
             )
             raise self.damaged(summary, outcome.version)
+        if self.hidden.commits and not self.has_rows:
+            summary = f"an outcome of kind `{self.kind}` replaces the rows of a commit, and has no rows"
+            raise self.damaged(summary, outcome.version)
 
     def check_commit(self, plan: Plan, outcome: Outcome, *, before: Outcome | None) -> None:
         """

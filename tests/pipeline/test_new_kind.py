@@ -24,7 +24,7 @@ from airflow_provider_streamsem.pipeline.spec.binding import bind
 from airflow_provider_streamsem.pipeline.versions import commit as versions
 from airflow_provider_streamsem.pipeline.versions.kept_states import oldest_kept
 from airflow_provider_streamsem.protocol import codec
-from airflow_provider_streamsem.protocol.entries import Hidden, Kind, Outcome, Plan, Segment
+from airflow_provider_streamsem.protocol.entries import Kind, Outcome, Plan, Segment
 from airflow_provider_streamsem.protocol.kinds.registry import KINDS
 from airflow_provider_streamsem.protocol.segments import level_1
 from airflow_provider_streamsem.protocol.view import fold
@@ -151,21 +151,6 @@ def test_note_with_ranges_output_or_another_state_is_damage() -> None:
         with pytest.raises(LogDamagedError, match="I99"):
             outcome.work.check_commit(plan, outcome, before=before)
     assert codec.decode(Plan, "k", codec.encode(plan).data) == plan
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Hiding(Note):
-    """A kind without rows that hides a single commit."""
-
-    @property
-    def hidden(self) -> Hidden:
-        return Hidden(commits=(0,))
-
-
-def test_kind_without_rows_cannot_replace_the_rows_of_a_commit() -> None:
-    plan = samples.plan(1, work=Hiding(text="x"), ranges={})
-    with pytest.raises(LogDamagedError, match="has no rows"):
-        samples.outcome(plan, sinks={}, counts={})
 
 
 def test_notes_count_neither_for_the_kept_states_nor_for_the_announced_versions(fixture: PipelineFixture) -> None:

@@ -16,6 +16,7 @@ from airflow_provider_streamsem.protocol.entries import (
     Committable,
     Effects,
     Hidden,
+    Kind,
     Marker,
     Outcome,
     Plan,
@@ -340,6 +341,22 @@ def test_I2_commit_without_a_payload_and_abort_with_one_are_refused() -> None:
     for changes in ({"work": None}, {"result": "abort", "work": Batch()}):
         with raises_damage("I2"):  # type: ignore[attr-defined]
             samples.outcome(PLAN, **changes)
+
+
+@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+class HidesACommit(Kind):
+    """A kind without rows that hides the rows of one commit."""
+
+    kind, name, invariant = "hide", "hide", "I99"
+
+    @property
+    def hidden(self) -> Hidden:
+        return Hidden(commits=(0,))
+
+
+def test_kind_without_rows_cannot_replace_the_rows_of_a_commit() -> None:
+    with pytest.raises(LogDamagedError, match="has no rows"):
+        samples.outcome(PLAN, work=HidesACommit(), sinks={}, counts={})
 
 
 AT_3 = ClosedHead(outcome=samples.outcome(samples.plan(3), next={"a": 4, "b": 1}), outcome_sha="sha")

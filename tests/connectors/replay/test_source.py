@@ -192,7 +192,7 @@ def test_first_polls_with_different_listings_record_one_of_them_and_refuse_the_o
             refused.append(True)
         if not store.reached:
             break
-    assert refused == [True, True, False]
+    assert refused == [True, True, True, False]
 
 
 def test_poll_of_a_recorded_directory_needs_no_further_discovery(fixture: PipelineFixture) -> None:
