@@ -260,6 +260,9 @@ class SparkEngine:
         :raises UnavailableError: Spark failed within the block, and a retry may succeed
         :raises PublishError: Spark refused the data within the block
         """
+        if self.is_remote and not sink.spark_packages:
+            summary = f"the packages of a Spark Connect server are not known; {_UNPUBLISHED}"
+            raise InvalidError(summary).advising("set engine='spark' of the sink if the server has the packages.")
         needed = [*packages.named(sink.publishing_packages), *packages.needed((), {"": sink}, None, "")]
         failure: Exception | None = None
         try:

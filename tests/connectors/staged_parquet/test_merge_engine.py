@@ -29,6 +29,7 @@ from airflow_provider_streamsem.errors import (
     UnavailableError,
 )
 from airflow_provider_streamsem.spark import packages
+from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 from tests.connectors import batches
 
 ROWS = pyarrow.table({"id": pyarrow.array([1, 2], pyarrow.int64())})
@@ -151,6 +152,12 @@ def test_engine_of_a_sink_that_merges_no_rows_is_refused() -> None:
         DeltaSink("/t", engine="spark")
     with pytest.raises(InvalidError, match="engine"):
         DeltaSink("/t", mode="upsert", keys=["id"], engine="flink")
+
+
+def test_engine_auto_never_merges_with_spark_connect(tmp_path: Path) -> None:
+    session = SparkEngine(remote="sc://localhost").publishing_session(sink_of(tmp_path, "auto"))
+    with pytest.raises(InvalidError, match="Spark Connect server are not known"), session:
+        pass
 
 
 def test_settings_of_a_package_are_added_to_those_of_the_user() -> None:
