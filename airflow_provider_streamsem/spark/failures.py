@@ -31,6 +31,8 @@ _DAMAGED_STATE = re.compile(
     r"RocksDBException: [^\n]*(checksum mismatch|[Mm]ismatch in unique ID|[Cc]orrupt|magic number)"
 )
 """Matches RocksDB's errors for an SST file with another content. If RocksDB reads the file after it has loaded the state, Spark's condition does not say so."""
+_PERMANENT = ("UnsupportedOperationException", "IllegalArgumentException", "ValidationException")
+"""Ends of the names of JVM exceptions with which a table format refuses a table or a statement."""
 _READ_BY_PYTHON = re.compile(r"ValueError: streamsem-read (setup|data|refused|database): ([^\n]+)")
 """Matches errors of :mod:`airflow_provider_streamsem.connectors.sql.executor_read`."""
 _OF_THE_QUERY = ("0A", "21", "22", "23", "39", "42", "54", "P0")
@@ -178,9 +180,12 @@ def publish_error(error: Exception, sink: Sink) -> StreamsemError:
         return refused
     states = [*jvm_exceptions.sql_states(error)]
     condition = next((name for name, state in states if state.startswith(_OF_THE_QUERY)), "")
-    facts = {"location": sink.location, "error": type(error).__name__, **jvm_exceptions.root_cause(error)}
-    if condition and not store_failures.is_transient(texts):
-        return PublishError(f"Spark cannot merge the rows into the table; {effect}", condition=condition, **facts)
+    cause = jvm_exceptions.root_cause(error)
+    facts = {"location": sink.location, "error": type(error).__name__, **cause}
+    is_permanent = condition or cause.get("cause", "").endswith(_PERMANENT)
+    if is_permanent and not store_failures.is_transient(texts):
+        named = {"condition": condition} if condition else {}
+        return PublishError(f"Spark cannot merge the rows into the table; {effect}", **named, **facts)
     found = [name for name, _ in states][:1]
     return UnavailableError(
         f"Spark failed while it merged rows into the table; {effect}",

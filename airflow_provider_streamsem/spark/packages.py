@@ -17,6 +17,7 @@ from airflow_provider_streamsem.connectors.lookup import Lookup
 from airflow_provider_streamsem.connectors.sink import Sink
 from airflow_provider_streamsem.connectors.source import Source
 from airflow_provider_streamsem.deduplication.settings import Dedup
+from airflow_provider_streamsem.errors import InvalidError
 
 SETTING = "spark.jars.packages"
 _EXTENSIONS = "spark.sql.extensions"
@@ -31,11 +32,13 @@ class Package:
     :param coordinates: Maven coordinates for ``spark.jars.packages``, with the placeholders ``{spark}``, ``{scala}`` and ``{hadoop}`` for versions, and
         ``{minor}`` for the first two numbers of Spark's version
     :param contains: name of a class in the package, which the engine tries to load to check whether Spark has the package
+    :param minors: the first two numbers of the versions of Spark for which there is a release; empty: all
     :param settings: settings that a session needs to use the package. The value of ``spark.sql.extensions`` is one of a list
     """
 
     coordinates: str
     contains: str
+    minors: tuple[str, ...] = ()
     settings: Mapping[str, str] = field(default_factory=dict, hash=False)
 
 
@@ -47,13 +50,16 @@ S3A = Package("org.apache.hadoop:hadoop-aws:{hadoop}", "org.apache.hadoop.fs.s3a
 DELTA = Package(
     "io.delta:delta-spark_{minor}_{scala}:4.1.0",
     "io.delta.sql.DeltaSparkSessionExtension",
+    ("4.0", "4.1"),
     {
         _EXTENSIONS: "io.delta.sql.DeltaSparkSessionExtension",
         "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
     },
 )
 ICEBERG = Package(
-    "org.apache.iceberg:iceberg-spark-runtime-{minor}_{scala}:1.11.0", "org.apache.iceberg.spark.SparkCatalog"
+    "org.apache.iceberg:iceberg-spark-runtime-{minor}_{scala}:1.11.0",
+    "org.apache.iceberg.spark.SparkCatalog",
+    ("4.0", "4.1"),
 )
 _NAMED = {"kafka": KAFKA, "avro": AVRO, "s3a": S3A, "delta": DELTA, "iceberg": ICEBERG}
 
@@ -87,13 +93,22 @@ def missing_settings(packages: Iterable[Package], value_of: Callable[[str], str]
         name: value
         for package in packages
         for name, value in package.settings.items()
-        if value not in value_of(name).split(",")
+        if value not in (part.strip() for part in value_of(name).split(","))
     }
 
 
 def coordinates(packages: Iterable[Package]) -> str | None:
     """Return the value of ``spark.jars.packages`` for the installed pyspark; ``None`` if classic pyspark is not installed."""
-    versions = _versions()
+    versions, packages = _versions(), list(packages)
+    unreleased = [] if versions is None else [p for p in packages if p.minors and versions["minor"] not in p.minors]
+    if unreleased:
+        raise InvalidError(
+            "there is no release of a Spark package for the installed Spark; nothing was staged",
+            packages=[package.coordinates.partition("_{minor}")[0] for package in unreleased],
+            accepted=[f"Spark {minor}" for minor in unreleased[0].minors],
+        ).advising(
+            'name the package in spark.jars.packages yourself, without spark_packages="auto"; or install another Spark.'
+        )
     return None if versions is None else ",".join(package.coordinates.format(**versions) for package in packages)
 
 

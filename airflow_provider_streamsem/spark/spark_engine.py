@@ -264,7 +264,6 @@ class SparkEngine:
             summary = f"the packages of a Spark Connect server are not known; {_UNPUBLISHED}"
             raise InvalidError(summary).advising("set engine='spark' of the sink if the server has the packages.")
         needed = [*packages.named(sink.publishing_packages), *packages.needed((), {"": sink}, None, "")]
-        failure: Exception | None = None
         try:
             with self._attempt_session([*dict.fromkeys(needed)], SYSTEM_CLOCK.new_id(), _UNPUBLISHED) as (session, _):
                 yield session
@@ -274,10 +273,7 @@ class SparkEngine:
             self._raise_if_cancelled(_UNPUBLISHED)
             if not jvm_exceptions.is_of_spark(error):
                 raise
-            failure = error
-        # Raised outside of the handler, because the messages of Spark may contain values of records.
-        if failure is not None:
-            raise failures.publish_error(failure, sink)
+            raise failures.publish_error(error, sink) from None  # the messages of Spark may contain values of records
 
     def _raise_if_cancelled(self, effect: str = "nothing became visible, and the version stays open") -> None:
         """Raise the error for a cancelled task. It replaces that of the interrupted job, whose traces would hide the log of the task."""

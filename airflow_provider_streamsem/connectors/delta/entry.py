@@ -35,6 +35,11 @@ def entry(
     return "".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in lines).encode()
 
 
+def key_of(table: Any) -> str:
+    """Return the key of the newest entry."""
+    return f"_delta_log/{table.version():020d}.json"
+
+
 def key_after(table: Any) -> str:
     """Return the key of the entry that follows the newest one."""
     return f"_delta_log/{table.version() + 1:020d}.json"

@@ -14,6 +14,7 @@ NULL_TEXTS = ("", "__HIVE_DEFAULT_PARTITION__")
 """Texts that readers of the table's log take for null in a partition column."""
 PARTITION_TYPES = ("boolean", "byte", "date", "integer", "long", "short", "string")
 """Types of partition columns whose values every reader parses in the same way."""
+_NO_PARTITION = ("binary", "timestamp")
 _UNNAMED = " ,;{}()\n\t="
 _UNESCAPED = "!$&'()+,-./:;=@_~"
 _FEED = "delta.enableChangeDataFeed"
@@ -38,6 +39,26 @@ def check_names(fields: Sequence[Any], configuration: Mapping[str, str]) -> None
         summary = "Spark merges rows into columns with such names only if the Delta table has column mapping"
         raise DataError(summary, columns=refused, refused=f"names with a character of {_UNNAMED!r}").advising(
             "rename the columns in the transform; or create the table with delta.columnMapping.mode=name; or set engine='library'. Then run again."
+        )
+
+
+def check_for_spark(fields: Sequence[Any], own: Sequence[Any], partition_by: Sequence[str]) -> None:
+    """
+    Refuse rows that Spark would refuse to merge, or would change.
+
+    :param own: the columns of the table; empty if there is no table
+    """
+    names = {field["name"] for field in fields}
+    identity = sorted(field["name"] for field in own if "delta.identity.start" in field["metadata"])
+    if given := sorted(names.intersection(identity)):
+        raise DataError(
+            "the rows have identity columns, whose values Spark's Delta writer sets itself", columns=given
+        ).advising("leave the columns out in the transform, then run again.")
+    refused = [field["name"] for field in fields if field["name"] in partition_by and field["type"] in _NO_PARTITION]
+    if refused:
+        summary = "columns of this type cannot partition a Delta table that Spark merges into, because writers and readers convert them in different ways"
+        raise DataError(summary, columns=refused, refused=list(_NO_PARTITION)).advising(
+            "partition by another column, and write to a new table."
         )
 
 

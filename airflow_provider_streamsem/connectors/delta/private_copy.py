@@ -12,6 +12,7 @@ import base64
 import json
 import uuid
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 from urllib.parse import quote
@@ -20,7 +21,7 @@ from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connectors.columns.identifiers import quoted
 from airflow_provider_streamsem.connectors.delta.history import History
 from airflow_provider_streamsem.connectors.delta.snapshot import Action, Snapshot, file_of, snapshot
-from airflow_provider_streamsem.errors import PublishError
+from airflow_provider_streamsem.errors import PublishError, StreamsemError
 from airflow_provider_streamsem.stores.contract import hadoop_location
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
@@ -33,6 +34,8 @@ _SETTINGS = {
     # Otherwise Spark compacts the copy in a second entry, whose files the table would never reference.
     "spark.databricks.delta.autoCompact.enabled": "false",
     "spark.databricks.delta.schema.autoMerge.enabled": "false",
+    "spark.databricks.delta.commitInfo.enabled": "true",
+    "spark.sql.runSQLOnFiles": "true",
 }
 _UNSET = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
 """With these settings, Spark would skip the merge without an error if the table has the transaction already."""
@@ -74,6 +77,7 @@ class PrivateCopy:
             session.conf.set(name, value)
         for name in _UNSET:
             session.conf.unset(name)
+        session.catalog.setCurrentCatalog("spark_catalog")  # finds tables by path
         copy = cls(location, version, f"{DIRECTORY}/{SYSTEM_CLOCK.new_id()}", snapshot(location, version))
         open_dataset(location).create(f"{copy.key}/_delta_log/{_COPIED:020d}.json", copy._first_entry())
         return copy
@@ -85,7 +89,7 @@ class PrivateCopy:
 
     def delete(self) -> None:
         """Delete the copy and the files that Spark wrote to it. Must not be called after the result was sent to the table."""
-        open_dataset(self.location).remove_tree(f"{self.key}/")
+        self._remove("")
 
     def merged(self) -> tuple[Action, list[Action]]:
         """
@@ -104,8 +108,13 @@ class PrivateCopy:
         if unexpected:
             raise self._refusal("the merge by Spark changes more than the rows of the Delta table", unexpected)
         info, changes = _of_kind(actions, "commitInfo")[0], [self._change(action) for action in actions]
-        open_dataset(self.location).remove_tree(f"{self.key}/_delta_log/")
+        self._remove("_delta_log/")
         return info, [change for change in changes if change]
+
+    def _remove(self, directory: str) -> None:
+        """The table references nothing in the directory. The publisher may lack the right to delete."""
+        with suppress(StreamsemError):
+            open_dataset(self.location).remove_tree(f"{self.key}/{directory}")
 
     def _first_entry(self) -> bytes:
         """Return an entry that describes the state of the table, with absolute paths."""
@@ -151,7 +160,10 @@ class PrivateCopy:
 
     def _added(self, add: Action) -> Action:
         if _is_absolute(add["path"]):  # a file of the table, with another deletion vector
-            added = {**add, "path": self._original(add)["path"]}
+            original = self._original(add)
+            added = {**add, "path": original["path"]}
+            if add.get("deletionVector") == self._absolute(original).get("deletionVector"):
+                return {**added, **{name: original[name] for name in ("deletionVector",) if name in original}}
         else:
             own_version = {} if "defaultRowCommitVersion" not in add else {"defaultRowCommitVersion": self.version + 1}
             added = {**add, "path": self._path(add["path"]), **own_version}
@@ -165,7 +177,9 @@ class PrivateCopy:
     def _original(self, action: Action) -> Action:
         file = file_of(action["path"], self.location)
         if file not in self.state.files:
-            raise self._refusal("the merge by Spark changes a file that the Delta table does not have", [file])
+            raise self._refusal(
+                "the merge by Spark changes a file that the Delta table does not have", [file.rpartition("/")[2]]
+            )
         return self.state.files[file]
 
     def _path(self, path: str) -> str:

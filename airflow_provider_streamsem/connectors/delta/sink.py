@@ -22,7 +22,7 @@ from airflow_provider_streamsem.connectors.columns.identifiers import more_than_
 from airflow_provider_streamsem.connectors.columns.types import VOID, bare, widened
 from airflow_provider_streamsem.connectors.data_files.bounds import delta_stats
 from airflow_provider_streamsem.connectors.delta import mergeable, statistics
-from airflow_provider_streamsem.connectors.delta.entry import entry, key_after
+from airflow_provider_streamsem.connectors.delta.entry import entry, key_after, key_of
 from airflow_provider_streamsem.connectors.delta.requirements import (
     Requirements,
     check_constraints,
@@ -50,7 +50,7 @@ from airflow_provider_streamsem.errors import (
     PublishError,
 )
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json
-from airflow_provider_streamsem.stores.contract import normalised
+from airflow_provider_streamsem.stores.contract import normalised, spark_path
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -72,6 +72,8 @@ _PRIMITIVES = frozenset(
     ]
 )
 _DIGITS = 15
+_CHECKPOINT_INTERVAL = 100
+"""As in deltalake, which writes checkpoints only after its own commits."""
 
 _Changes = tuple[dict[str, Any], list[dict[str, Any]]]
 """The commit information of an entry, and its actions."""
@@ -148,7 +150,10 @@ class DeltaSink(TableSink[_Handle]):
             cached.keep()
         keyed_rows.check_keys(fields, self.keys)
         if self.engine == "spark":
-            mergeable.check_names(fields, {} if cached is None else cached.table.metadata().configuration)
+            self.check_names(field["name"] for field in fields)
+            own = [] if cached is None else _columns(cached.table)
+            mergeable.check_names([*fields, *own], {} if cached is None else cached.table.metadata().configuration)
+            mergeable.check_for_spark(fields, own, self.partition_by)
         elif self.merges:
             mergeable.check_columns(fields, self.partition_by)
         return _with_types(schema, fields)
@@ -182,7 +187,9 @@ class DeltaSink(TableSink[_Handle]):
         if cached is not None:
             constraints = check_constraints(cached.table, frame.columns)
             cached.keep()
-            rows = frame.sparkSession.read.schema(frame.schema).parquet(self.attempt_location(version, attempt_id))
+            location = self.attempt_location(version, attempt_id)
+            files = [spark_path(location, name) for name in sorted(accepted)] if accepted else [spark_path(location)]
+            rows = frame.sparkSession.read.schema(frame.schema).parquet(*files)
             violated = [
                 name for name, holds in constraints.items() if rows.where(f"NOT coalesce(({holds}), false)").head(1)
             ]
@@ -262,6 +269,8 @@ class DeltaSink(TableSink[_Handle]):
         number = cached.table.version() + 1  # retries of deltalake are disabled, so it commits this entry or fails
         if not self._commit_entry(cached.table, batch, app, skipped=skips):
             return False
+        if self.engine == "spark" and number % _CHECKPOINT_INTERVAL == 0 and not unwritable(cached.table):
+            cached.create_checkpoint()
         cached.record_commit(_marks(batch, app, skipped=skips), app, number)
         cached.keep()
         handle.entry = number
@@ -317,7 +326,10 @@ class DeltaSink(TableSink[_Handle]):
         merges = self.merges and batch.committable.rows > 0 and not skipped
         merged: _Changes | None = ({"operation": "STREAMSEM MARKER"}, []) if self.engine == "spark" else None
         if merges:
+            newest = self.dataset().stat(key_of(table))
             merged = self.merged_by_spark(batch, lambda session: self._merged(session, batch, table))
+            if merged is not None and self.dataset().stat(key_of(table)) != newest:
+                return False  # the table was dropped or recreated in the meantime
         if merged is not None:
             return self.dataset().create(key_after(table), entry(table, self.location, marks, app, *merged))
         transactions = [Transaction(name, number) for name, number in marks.items()]

@@ -130,22 +130,26 @@ def _actions(dataset: Dataset, key: str) -> Iterator[tuple[str, Action]]:
 
     if key.endswith(".json"):
         for line in (dataset.read(key) or b"").splitlines():
-            yield from json.loads(line).items()
+            yield from ((kind, action) for kind, action in json.loads(line).items() if kind in (*_KINDS, "sidecar"))
         return
     with dataset.open(dataset.stat(key)) as opened:  # type: ignore[arg-type]
         parquet = pyarrow.parquet.ParquetFile(opened)
         for kind in {*_KINDS, "sidecar"} & {*parquet.schema_arrow.names}:
-            for batch in parquet.iter_batches(columns=[kind]):
+            # Statistics in parsed form may have times that Python cannot represent.
+            names = [
+                field.name for field in parquet.schema_arrow.field(kind).type if not field.name.endswith("_parsed")
+            ]
+            for batch in parquet.iter_batches(columns=[f"{kind}.{name}" for name in names]):
                 for action in batch[kind].drop_null().to_pylist(maps_as_pydicts="strict"):
                     yield kind, _as_json(action)
 
 
 def _as_json(action: Mapping[str, Any]) -> Action:
-    """Remove fields without a value, and those that a checkpoint has in a second form. A null partition value is a value."""
+    """Remove fields without a value. A null partition value is a value."""
     return {
         name: _as_json(value) if isinstance(value, dict) and name not in _MAPS else value
         for name, value in action.items()
-        if value is not None and not name.endswith("_parsed")
+        if value is not None
     }
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from threading import Lock
 from typing import Any
 
@@ -97,6 +97,12 @@ class CachedTable:
         kept = {name: (entry, number) for name, number in known.items() if name.startswith(app)}
         self._markers |= kept | {name: (entry, number) for name, number in marks.items()}
         self._own_entry = entry
+
+    def create_checkpoint(self) -> None:
+        """Write a checkpoint of the table's log. Readers need none, so a failure is ignored."""
+        with suppress(Exception):
+            self.table.update_incremental()
+            self.table.create_checkpoint()
 
     def keep(self) -> None:
         """Return the table to the cache. Must not be called after a failure, because the state of the table is then unknown."""

@@ -154,7 +154,9 @@ class IcebergSink(TableSink[_Handle]):
                 schema = self._fitted(table, schema)
             named, _ = column_types.typed(schema)
             columns = iceberg_columns.iceberg_schema(named, self.partition_by)
-            keyed_rows.check_keys(json.loads(named)["fields"], self.keys)
+            fields = json.loads(named)["fields"]
+            keyed_rows.check_keys(fields, self.keys)
+            self.check_names(field["name"] for field in fields)
             if table is not None:
                 self._check_merge(table, columns)
             return schema

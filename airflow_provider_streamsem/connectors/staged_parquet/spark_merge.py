@@ -47,6 +47,7 @@ def last_of_each(session: SparkSession, sink: StagedSink, batch: SinkCommit, key
     """Return the last row of each key. The order of the staged files is that of their names (see ``Store.list``)."""
     from pyspark.sql import functions as F
 
+    assert not batch.replaced_files  # a sink that merges rows can remove none (`can_remove_rows`)
     rows = read_files(
         session,
         sink.urls(batch.committable.files),
@@ -65,7 +66,8 @@ def last_of_each(session: SparkSession, sink: StagedSink, batch: SinkCommit, key
 def _statement(table: str, source: str, keys: Sequence[str], columns: Sequence[str], defaults: Sequence[str]) -> str:
     on = " AND ".join(f"{_TARGET}.{quoted(key)} = {_SOURCE}.{quoted(key)}" for key in keys)
     values: Mapping[str, str] = {quoted(name): f"{_SOURCE}.{quoted(name)}" for name in columns}
-    update = ", ".join(f"{_TARGET}.{name} = {value}" for name, value in values.items())
+    changed = {name: value for name, value in values.items() if name not in {quoted(key) for key in keys}} or values
+    update = ", ".join(f"{_TARGET}.{name} = {value}" for name, value in changed.items())
     inserted = {**values, **{quoted(name): "DEFAULT" for name in defaults}}
     return (
         f"MERGE INTO {table} AS {_TARGET} USING {source} AS {_SOURCE} ON {on} WHEN MATCHED THEN UPDATE SET {update} "

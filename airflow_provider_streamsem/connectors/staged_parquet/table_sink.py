@@ -12,7 +12,14 @@ from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
 from airflow_provider_streamsem.connectors.staged_parquet.sink import StagedSink
 from airflow_provider_streamsem.connectors.staged_parquet.transactions import H, NothingSentError, TransactionalSink
-from airflow_provider_streamsem.errors import InvalidError, PublishError, StreamsemError, UnavailableError
+from airflow_provider_streamsem.errors import (
+    DataError,
+    InvalidError,
+    PublishError,
+    StageError,
+    StreamsemError,
+    UnavailableError,
+)
 from airflow_provider_streamsem.protocol.entries import Committable, Json
 from airflow_provider_streamsem.protocol.keys import attempt_of_data
 from airflow_provider_streamsem.stores.dataset import open_dataset
@@ -90,7 +97,7 @@ class TableSink(TransactionalSink[H]):
         Merge the rows of a batch with Spark, and return the result of ``merge``; ``None`` if the library must merge them.
 
         :param merge: writes files in a Spark session, and sends nothing to the table
-        :raises NothingSentError: Spark failed, or the engine is ``spark`` and Spark is not available
+        :raises NothingSentError: Spark failed or is not available, and the engine is ``spark``; or the task was cancelled
         """
         reason = self._why_library(batch)
         if not reason and batch.spark is not None:
@@ -99,11 +106,20 @@ class TableSink(TransactionalSink[H]):
                 with batch.spark(self) as session:
                     return merge(session)
             except StreamsemError as error:
-                if self.engine == "spark" or not isinstance(error, InvalidError):
+                if self.engine == "spark" or isinstance(error, StageError):
                     raise NothingSentError(error) from None
                 reason = error.summary
         _logger.info("sink %s: version %d is merged by the library: %s", batch.sink, batch.version, reason)
         return None
+
+    def check_names(self, names: Iterable[str]) -> None:
+        """Refuse columns with names that a merge by Spark uses itself."""
+        reserved = sorted(
+            name for name in names if name.lower() == "_metadata" or name.lower().startswith("__streamsem")
+        )
+        if self.engine == "spark" and reserved:
+            summary = "columns have names that a merge by Spark uses itself"
+            raise DataError(summary, columns=reserved).advising("rename the columns in the transform, then run again.")
 
     def _why_library(self, batch: SinkCommit) -> str:
         """Return the reason to merge without Spark; ``""`` to merge with Spark."""

@@ -35,9 +35,10 @@ TYPES = {
             ("stats", pyarrow.string()),
             ("baseRowId", pyarrow.int64()),
             ("deletionVector", VECTOR),
-            ("stats_parsed", pyarrow.struct([("numRecords", pyarrow.int64())])),
+            ("stats_parsed", pyarrow.struct([("at", pyarrow.timestamp("us"))])),
         ]
     ),
+    "remove": pyarrow.struct([("path", pyarrow.string()), ("dataChange", pyarrow.bool_())]),
     "sidecar": pyarrow.struct([("path", pyarrow.string()), ("sizeInBytes", pyarrow.int64())]),
     "protocol": pyarrow.struct(
         [("minReaderVersion", pyarrow.int32()), ("writerFeatures", pyarrow.list_(pyarrow.string()))]
@@ -98,6 +99,10 @@ class History:
     def checkpoint(self, version: int, form: str) -> None:
         """Write a checkpoint, and delete the entries that it replaces."""
         actions = [{kind: action} for kind, each in self.states[version].items() for action in each.values()]
+        # A checkpoint also has the removals of files that VACUUM may still keep, here with an older deletion vector.
+        actions += [
+            {"remove": {"path": add["path"], "dataChange": False}} for add in self.states[version]["add"].values()
+        ]
         self._random.shuffle(actions)
         name, last = f"{version:020d}.checkpoint", dict[str, Any](version=version, size=len(actions))
         if form == "one file":
@@ -124,6 +129,11 @@ class History:
 
     def _write(self, path: str, actions: list[dict[str, Any]]) -> None:
         kinds = {kind for action in actions for kind in action} or {"add"}
+        actions = [
+            {kind: {**action, "stats_parsed": {"at": 10**18}} if kind == "add" else action}
+            for each in actions
+            for kind, action in each.items()
+        ]
         columns = {kind: pyarrow.array([action.get(kind) for action in actions], TYPES[kind]) for kind in kinds}
         pyarrow.parquet.write_table(pyarrow.table(columns), self.log / path)
 

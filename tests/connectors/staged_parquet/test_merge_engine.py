@@ -61,12 +61,14 @@ def ids(sink: DeltaSink) -> list[int]:
 
 
 @pytest.mark.parametrize(
-    ("engine", "rows", "has_spark", "opened", "reason"),
+    ("engine", "rows", "error", "opened", "reason"),
     [
-        ("library", 0, True, 0, "engine='library'"),
-        ("auto", 2, True, 0, "at most 2 rows"),
-        ("auto", 1, True, 1, "Spark lacks packages"),
-        ("auto", 1, False, 0, "no Spark session"),
+        ("library", 0, UnavailableError("lost"), 0, "engine='library'"),
+        ("auto", 2, UnavailableError("lost"), 0, "at most 2 rows"),
+        ("auto", 1, InvalidError("Spark lacks packages; nothing was published"), 1, "Spark lacks packages"),
+        ("auto", 1, UnavailableError("Spark failed"), 1, "Spark failed"),
+        ("auto", 1, PublishError("Spark cannot merge the rows"), 1, "Spark cannot merge the rows"),
+        ("auto", 1, None, 0, "no Spark session"),
     ],
 )
 def test_library_merges_and_the_log_of_the_task_says_why(
@@ -75,14 +77,14 @@ def test_library_merges_and_the_log_of_the_task_says_why(
     caplog: pytest.LogCaptureFixture,
     engine: str,
     rows: int,
-    has_spark: bool,
+    error: StreamsemError | None,
     opened: int,
     reason: str,
 ) -> None:
     monkeypatch.setattr(table_sink, "_LIBRARY_ROWS", rows)
-    sessions = Sessions(InvalidError("Spark lacks packages that the pipeline needs; nothing was published"))
+    sessions = Sessions(error or AssertionError())
     sink = sink_of(tmp_path, engine)
-    batch = batch_of(sink, spark=sessions if has_spark else None)
+    batch = batch_of(sink, spark=sessions if error else None)
     with caplog.at_level(logging.INFO, logger="airflow_provider_streamsem"):
         receipt = sink.publish(batch)
     assert receipt is not None
@@ -90,8 +92,15 @@ def test_library_merges_and_the_log_of_the_task_says_why(
     assert any("merged by the library" in text and reason in text for text in caplog.messages)
 
 
-@pytest.mark.parametrize("engine", ["auto", "spark"])
-@pytest.mark.parametrize("error", [UnavailableError("lost"), StageError("cancelled"), PublishError("refused")])
+@pytest.mark.parametrize(
+    ("engine", "error"),
+    [
+        ("auto", StageError("cancelled")),
+        ("spark", StageError("cancelled")),
+        ("spark", UnavailableError("lost")),
+        ("spark", PublishError("refused")),
+    ],
+)
 def test_merge_that_fails_is_not_repeated_and_leaves_the_table_as_it_was(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, error: StreamsemError
 ) -> None:
@@ -154,6 +163,33 @@ def test_engine_of_a_sink_that_merges_no_rows_is_refused() -> None:
         DeltaSink("/t", mode="upsert", keys=["id"], engine="flink")
 
 
+def test_columns_that_a_merge_by_spark_would_refuse_or_change_are_refused_before_the_commit(tmp_path: Path) -> None:
+    for name in ("_Metadata", "__streamsem_at"):
+        schema = batches.schema_of(**{"id": "long", name: "long"})
+        with pytest.raises(DataError, match="a merge by Spark uses itself"):
+            sink_of(tmp_path, "spark").resolve_schema(schema)
+        assert sink_of(tmp_path, "auto").resolve_schema(schema) == schema
+    own = json.loads(batches.schema_of(id="long", n="long"))["fields"]
+    own[1]["metadata"] = {"delta.identity.start": 1}
+    mergeable.check_for_spark(own[:1], own, [])
+    with pytest.raises(DataError, match="identity columns"):
+        mergeable.check_for_spark(own, own, [])
+    for kind in ("binary", "timestamp"):
+        fields = json.loads(batches.schema_of(id="long", p=kind))["fields"]
+        mergeable.check_for_spark(fields, [], [])
+        with pytest.raises(DataError, match="cannot partition"):
+            mergeable.check_for_spark(fields, [], ["p"])
+
+
+def test_spark_without_a_release_of_a_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(
+        packages, "_versions", lambda: {"spark": "4.2.0", "minor": "4.2", "scala": "2.13", "hadoop": "3"}
+    )
+    with pytest.raises(InvalidError, match=r"no release of a Spark package.*delta-spark"):
+        packages.coordinates([packages.S3A, packages.DELTA])
+    assert packages.coordinates([packages.S3A]) == "org.apache.hadoop:hadoop-aws:3"
+
+
 def test_engine_auto_never_merges_with_spark_connect(tmp_path: Path) -> None:
     session = SparkEngine(remote="sc://localhost").publishing_session(sink_of(tmp_path, "auto"))
     with pytest.raises(InvalidError, match="Spark Connect server are not known"), session:
@@ -162,10 +198,10 @@ def test_engine_auto_never_merges_with_spark_connect(tmp_path: Path) -> None:
 
 def test_settings_of_a_package_are_added_to_those_of_the_user() -> None:
     delta = packages.named(["delta"])
-    conf = packages.added({"spark.sql.extensions": "mine", "spark.jars.packages": "a:b:1"}, delta)
-    assert conf["spark.sql.extensions"] == f"mine,{packages.DELTA.settings['spark.sql.extensions']}"
+    conf = packages.added({"spark.sql.extensions": "mine, yours", "spark.jars.packages": "a:b:1"}, delta)
+    assert conf["spark.sql.extensions"] == f"mine, yours,{packages.DELTA.settings['spark.sql.extensions']}"
     assert conf["spark.jars.packages"].startswith("a:b:1,io.delta:delta-spark_")
-    assert packages.missing_settings(delta, lambda name: conf.get(name, "")) == {}
+    assert packages.missing_settings(delta, lambda name: conf.get(name, "").replace(",", " , ")) == {}
     own_catalog = {"spark.sql.catalog.spark_catalog": "mine"}
     assert packages.missing_settings(delta, packages.added(own_catalog, delta).get) == {  # type: ignore[arg-type]
         "spark.sql.catalog.spark_catalog": packages.DELTA.settings["spark.sql.catalog.spark_catalog"]
