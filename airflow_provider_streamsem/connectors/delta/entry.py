@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
-from airflow_provider_streamsem.connectors.delta.history import History
+from airflow_provider_streamsem.connectors.delta.history import History, encoded
 from airflow_provider_streamsem.connectors.delta.table import OWN_ENTRY
 
 _IN_COMMIT_TIMESTAMPS = "delta.enableInCommitTimestamps"
@@ -31,15 +30,4 @@ def entry(
         before_ms = -1 if newest is None or newest.in_commit_ms is None else newest.in_commit_ms
         commit_info["inCommitTimestamp"] = max(now_ms, before_ms + 1)
     marked = [{"txn": {"appId": name, "version": number, "lastUpdated": now_ms}} for name, number in marks.items()]
-    lines = [{"commitInfo": commit_info}, *marked, *changes]
-    return "".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in lines).encode()
-
-
-def key_of(table: Any) -> str:
-    """Return the key of the newest entry."""
-    return f"_delta_log/{table.version():020d}.json"
-
-
-def key_after(table: Any) -> str:
-    """Return the key of the entry that follows the newest one."""
-    return f"_delta_log/{table.version() + 1:020d}.json"
+    return encoded([{"commitInfo": commit_info}, *marked, *changes])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import Any
@@ -50,6 +50,16 @@ class Entry:
         return bool(self.removed) or (self.operation == "RESTORE" and bool(self.added))
 
 
+def key_of(version: int) -> str:
+    """Return the key of an entry below the table."""
+    return f"_delta_log/{version:020d}.json"
+
+
+def encoded(actions: Iterable[Mapping[str, Any]]) -> bytes:
+    """Return the bytes of an entry with these actions."""
+    return "".join(f"{json.dumps(action, separators=(',', ':'))}\n" for action in actions).encode()
+
+
 def parse(version: int, data: bytes, location: str) -> Entry:
     """Bytes that are not an entry are refused (``SourceChangedError``)."""
     try:
@@ -82,12 +92,12 @@ class History:
 
     def entry(self, version: int) -> Entry | None:
         """Read one entry; ``None`` if it does not exist."""
-        data = self._request(lambda: self._store.read(f"_delta_log/{version:020d}.json"))
+        data = self._request(lambda: self._store.read(key_of(version)))
         return None if data is None else parse(version, data, self._location)
 
     def actions(self, version: int) -> list[dict[str, Any]] | None:
         """Return all actions of one entry, also those that change no data; ``None`` if the entry does not exist."""
-        data = self._request(lambda: self._store.read(f"_delta_log/{version:020d}.json"))
+        data = self._request(lambda: self._store.read(key_of(version)))
         return None if data is None else [json.loads(line) for line in data.splitlines() if line.strip()]
 
     def entries(self, start: int, end: int) -> Iterator[tuple[int, Entry | None]]:
@@ -128,7 +138,7 @@ class History:
         return (times[-1][0] + 1 if times else 0), low == 0
 
     def _list_entries(self, start: int, limit: int | None = None) -> Iterator[tuple[int, int]]:
-        after = f"_delta_log/{start - 1:020d}.json~" if start else ""
+        after = f"{key_of(start - 1)}~" if start else ""
         for stat in self._request(lambda: list(self._store.list("_delta_log/", limit, after))):
             if match := _ENTRY.fullmatch(stat.key):
                 yield int(match[1]), stat.mtime_ns // 1_000_000

@@ -9,7 +9,6 @@ entry of the table's log. A conditional request creates that entry: it succeeds 
 from __future__ import annotations
 
 import base64
-import json
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -19,7 +18,7 @@ from urllib.parse import quote
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connectors.columns.identifiers import quoted
-from airflow_provider_streamsem.connectors.delta.history import History
+from airflow_provider_streamsem.connectors.delta.history import History, encoded, key_of
 from airflow_provider_streamsem.connectors.delta.snapshot import Action, Snapshot, file_of, snapshot
 from airflow_provider_streamsem.errors import PublishError, StreamsemError
 from airflow_provider_streamsem.stores.contract import hadoop_location
@@ -79,7 +78,7 @@ class PrivateCopy:
             session.conf.unset(name)
         session.catalog.setCurrentCatalog("spark_catalog")  # finds tables by path
         copy = cls(location, version, f"{DIRECTORY}/{SYSTEM_CLOCK.new_id()}", snapshot(location, version))
-        open_dataset(location).create(f"{copy.key}/_delta_log/{_COPIED:020d}.json", copy._first_entry())
+        open_dataset(location).create(f"{copy.key}/{key_of(_COPIED)}", copy._first_entry())
         return copy
 
     @property
@@ -129,7 +128,7 @@ class PrivateCopy:
         lines: list[Action] = [{"commitInfo": info}, {"protocol": state.protocol}, {"metaData": state.metadata}]
         lines += [{"domainMetadata": domain} for domain in state.domains.values()]
         lines += [{"add": self._absolute(add)} for add in state.files.values()]
-        return "".join(f"{json.dumps(line, separators=(',', ':'))}\n" for line in lines).encode()
+        return encoded(lines)
 
     def _absolute(self, add: Action) -> Action:
         root = _uri(hadoop_location(self.location))

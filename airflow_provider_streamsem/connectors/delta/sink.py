@@ -22,7 +22,8 @@ from airflow_provider_streamsem.connectors.columns.identifiers import more_than_
 from airflow_provider_streamsem.connectors.columns.types import VOID, bare, widened
 from airflow_provider_streamsem.connectors.data_files.bounds import delta_stats
 from airflow_provider_streamsem.connectors.delta import mergeable, statistics
-from airflow_provider_streamsem.connectors.delta.entry import entry, key_after, key_of
+from airflow_provider_streamsem.connectors.delta.entry import entry
+from airflow_provider_streamsem.connectors.delta.history import key_of
 from airflow_provider_streamsem.connectors.delta.requirements import (
     Requirements,
     check_constraints,
@@ -326,12 +327,12 @@ class DeltaSink(TableSink[_Handle]):
         merges = self.merges and batch.committable.rows > 0 and not skipped
         merged: _Changes | None = ({"operation": "STREAMSEM MARKER"}, []) if self.engine == "spark" else None
         if merges:
-            newest = self.dataset().stat(key_of(table))
+            newest = self.dataset().stat(key_of(table.version()))
             merged = self.merged_by_spark(batch, lambda session: self._merged(session, batch, table))
-            if merged is not None and self.dataset().stat(key_of(table)) != newest:
+            if merged is not None and self.dataset().stat(key_of(table.version())) != newest:
                 return False  # the table was dropped or recreated in the meantime
         if merged is not None:
-            return self.dataset().create(key_after(table), entry(table, self.location, marks, app, *merged))
+            return self.dataset().create(key_of(table.version() + 1), entry(table, self.location, marks, app, *merged))
         transactions = [Transaction(name, number) for name, number in marks.items()]
         own = {OWN_ENTRY: app}
         properties = CommitProperties(app_transactions=transactions, max_commit_retries=0, custom_metadata=own)

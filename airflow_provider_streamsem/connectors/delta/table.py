@@ -16,6 +16,7 @@ from typing import Any
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.connectors.delta import statistics
+from airflow_provider_streamsem.connectors.delta.history import key_of
 from airflow_provider_streamsem.errors import (
     InvalidError,
     PublishError,
@@ -130,7 +131,7 @@ class CachedTable:
 
     def _newest_known(self) -> ObjectStat | None:
         number = max(self.table.version(), self._own_entry)  # a commit does not advance the version of this DeltaTable
-        return open_dataset(self._path).stat(f"_delta_log/{number:020d}.json")
+        return open_dataset(self._path).stat(key_of(number))
 
 
 def _restore_before(restored: Mapping[int, int], at: int, *, own: int) -> int | None:
