@@ -16,11 +16,11 @@ from typing import Any
 
 import pytest
 from axe_playwright_python.sync_playwright import Axe
-from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
+from playwright.sync_api import Browser, BrowserContext, Page, expect
 
 from airflow_provider_streamsem import open_log, verify
 from tests.integration.parts.airflow import PASSWORD, USER, Airflow
-from tests.integration.parts.install import browser
+from tests.integration.parts.chromium import running_chromium
 
 pytestmark = [pytest.mark.integration, pytest.mark.airflow, pytest.mark.timeout(900)]
 
@@ -99,8 +99,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         "AIRFLOW__STREAMSEM__SHOW_RECORDS": "True",
     }
     airflow = Airflow(home / "airflow", DAGS, users=ROLES, environment=environment)
-    with airflow.running(), sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=browser(), args=["--no-sandbox"])
+    with airflow.running(), running_chromium() as chromium:
         site = Site(home, airflow, chromium)
         site.arrive("a", json.dumps({"id": 1, "country": SCRIPT}), json.dumps({"id": 2, "country": "de"}), SCRIPT)
         site.arrive("b", json.dumps({"id": 3, "country": "de"}))
@@ -115,7 +114,6 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
         assert site.run("poisoned") == "failed"
         (home / "poison").unlink()
         yield site
-        chromium.close()
 
 
 @pytest.fixture(scope="module")

@@ -7,12 +7,12 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 import pytest
-from playwright.sync_api import Response, expect, sync_playwright
+from playwright.sync_api import Response, expect
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.stores.local import LocalStore
 from benchmarks.__main__ import history
-from tests.integration.parts.install import browser
+from tests.integration.parts.chromium import running_chromium
 from tests.web.server_process import serving
 
 pytestmark = [pytest.mark.integration, pytest.mark.timeout(300)]
@@ -36,8 +36,7 @@ def log(tmp_path: Path) -> str:
 
 def test_view_of_10_000_versions_requests_them_page_by_page(log: str) -> None:
     responses: list[Response] = []
-    with serving(log) as (url, _), sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=browser(), args=["--no-sandbox"])
+    with serving(log) as (url, _), running_chromium() as chromium:
         page = chromium.new_page()
         page.on("response", lambda response: responses.append(response) if "/api/" in response.url else None)
         page.goto(url)
@@ -55,7 +54,6 @@ def test_view_of_10_000_versions_requests_them_page_by_page(log: str) -> None:
         identifier = page.url.partition("#/pipelines/")[2]
         page.goto(f"{url}#/pipelines/{identifier}/versions/5")
         expect(page.get_by_text("data/5/a/f.json")).to_be_visible()
-        chromium.close()
 
 
 def requested(responses: list[Response]) -> Counter[str]:

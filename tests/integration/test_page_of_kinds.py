@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from playwright.sync_api import Page, expect, sync_playwright
+from playwright.sync_api import Page, expect
 
 from airflow_provider_streamsem import FilesSink, alter, rollback
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.stores.local import LocalStore
-from tests.integration.parts.install import browser
+from tests.integration.parts.chromium import running_chromium
 from tests.pipeline.compactions import compacted, prepared
 from tests.web.server_process import serving
 
@@ -34,14 +34,12 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Page]:
         fixture.pipeline(sinks={"copy": FilesSink(path=str(root / "copy"), format="json")}),
         log=fixture.log(),
     )
-    with serving(fixture.store.url) as (url, _), sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=browser(), args=["--no-sandbox"])
+    with serving(fixture.store.url) as (url, _), running_chromium() as chromium:
         page = chromium.new_page()
         page.goto(url)
         page.get_by_role("link", name="world").click()
         expect(page.get_by_text("9: alter")).to_be_visible()
         yield page
-        chromium.close()
 
 
 def sections(page: Page, version: int) -> list[str]:
