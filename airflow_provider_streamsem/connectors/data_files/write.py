@@ -44,11 +44,13 @@ _NULL_TEXT_MESSAGE = "streamsem: the text that stands for null in column "
 _DUPLICATE_KEY_MESSAGE = "streamsem: a map with a key twice in column "
 _BAD_TEXT_MESSAGE = "streamsem: text that is not UTF-8 in column "
 _LOST_DAY_MESSAGE = "streamsem: a day that ORC lacks in column "
+_VIOLATION_MESSAGE = "streamsem: a row that violates the constraint "
 _REFUSAL_SUMMARIES = {
     _LOST_DAY_MESSAGE: "a date is between 1582-10-05 and 1582-10-14, which ORC cannot store; nothing became visible",
     _NULL_TEXT_MESSAGE: "a string is \\N, which represents null in CSV files, so readers would return null; nothing became visible",
     _DUPLICATE_KEY_MESSAGE: "a map has a duplicate key, and this sink would keep only one of its values; nothing became visible",
     _BAD_TEXT_MESSAGE: "a string has bytes that are not UTF-8, which this sink cannot store; nothing became visible",
+    _VIOLATION_MESSAGE: "a row violates a CHECK constraint of the table; nothing became visible",
 }
 _OPTIONS = {
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",
@@ -161,6 +163,22 @@ def refusing_lossy_values(
     return frame.select(*columns)
 
 
+def refusing_violations(frame: DataFrame, constraints: Mapping[str, str]) -> DataFrame:
+    """
+    Make the write fail for a row that violates a constraint.
+
+    :param constraints: name → SQL expression, which must be true. As in Delta, a row violates a constraint whose result is null
+    """
+    if not constraints:
+        return frame
+    first = frame.schema.fields[0]
+    value = quoted(first.name)
+    for name, expression in constraints.items():
+        holds = F.coalesce(F.expr(expression), F.lit(False))
+        value = F.when(holds, value).otherwise(_refusal(_VIOLATION_MESSAGE, name, first.dataType))
+    return frame.withColumn(first.name, value)
+
+
 def _refused(field: StructField, keeps_maps: bool) -> Column:
     value = quoted(field.name)
     if not keeps_maps:
@@ -175,13 +193,13 @@ def _checked(
     """Return the value. Its evaluation fails if it, or a value nested in it, has the sought type and is bad."""
     if not holds(field.dataType, sought):
         return value
-    return F.when(anywhere(quoted(field.name), field.dataType, sought, is_bad), _refusal(message, field)).otherwise(
-        value
-    )
+    return F.when(
+        anywhere(quoted(field.name), field.dataType, sought, is_bad), _refusal(message, field.name, field.dataType)
+    ).otherwise(value)
 
 
-def _refusal(message: str, field: StructField) -> Column:
-    return F.raise_error(F.lit(f"{message}{json.dumps(field.name)}")).cast(field.dataType)
+def _refusal(message: str, name: str, kind: DataType) -> Column:
+    return F.raise_error(F.lit(f"{message}{json.dumps(name)}")).cast(kind)
 
 
 def _has_duplicate_key(value: Column) -> Column:
@@ -213,7 +231,9 @@ def _naming_refusals(sink: _Sink) -> Iterator[None]:
         if refused is None:
             raise
     if refused is not None:
-        raise DataError(_REFUSAL_SUMMARIES[refused[1]], location=sink.path, column=json.loads(refused[2]))
+        name = json.loads(refused[2])
+        named = {"constraint": name} if refused[1] == _VIOLATION_MESSAGE else {"column": name}
+        raise DataError(_REFUSAL_SUMMARIES[refused[1]], location=sink.path, **named)
 
 
 def _umask_option(session: SparkSession) -> dict[str, str]:

@@ -51,7 +51,7 @@ from airflow_provider_streamsem.errors import (
     PublishError,
 )
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json
-from airflow_provider_streamsem.stores.contract import normalised, spark_path
+from airflow_provider_streamsem.stores.contract import normalised
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -182,22 +182,14 @@ class DeltaSink(TableSink[_Handle]):
         cached.keep()
 
     def stage(self, frame: DataFrame, version: int, attempt_id: str) -> frozenset[str] | None:
-        """For a merge by Spark, also check the staged rows against the CHECK constraints of the table: after the commit, the batch could only be skipped."""
-        accepted = TableSink.stage(self, frame, version, attempt_id)
+        """For a merge by Spark, also refuse rows that violate CHECK constraints of the table: after the commit, the batch could only be skipped."""
         cached = open_newest(self.path, refusal=DataError) if self.engine == "spark" else None
         if cached is not None:
-            constraints = check_constraints(cached.table, frame.columns)
+            from airflow_provider_streamsem.connectors.data_files import write
+
+            frame = write.refusing_violations(frame, check_constraints(cached.table, frame.columns))
             cached.keep()
-            location = self.attempt_location(version, attempt_id)
-            files = [spark_path(location, name) for name in sorted(accepted)] if accepted else [spark_path(location)]
-            rows = frame.sparkSession.read.schema(frame.schema).parquet(*files)
-            violated = [
-                name for name, holds in constraints.items() if rows.where(f"NOT coalesce(({holds}), false)").head(1)
-            ]
-            if violated:
-                summary = "rows violate CHECK constraints of the Delta table"
-                raise DataError(summary, table=self.path, constraints=violated)
-        return accepted
+        return TableSink.stage(self, frame, version, attempt_id)
 
     def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
         """Also refuse the empty string as a partition value. Delta has no representation for it, and some readers return null."""
