@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import signal
 import socket
 import subprocess
@@ -120,12 +121,26 @@ def answers(port: int, address: str = "127.0.0.1") -> bool:
     return False
 
 
+_given: set[int] = set()
+
+
 def free_port() -> int:
-    """Return an unused port."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
+    """
+    Return an unused port, another one in each call.
+
+    It is below the ports that the system gives to outgoing connections (32768 and above on Linux), so that no connection takes it before a server listens on
+    it. Each pytest worker has ports of its own.
+    """
+    worker = int(os.environ.get("PYTEST_XDIST_WORKER", "gw0").removeprefix("gw") or 0)
+    first = 10_000 + worker % 4 * 5_000
+    while True:
+        port = first + secrets.randbelow(5_000)
+        if port in _given or answers(port):
+            continue
+        with suppress(OSError), socket.socket() as probe:
+            probe.bind(("127.0.0.1", port))
+            _given.add(port)
+            return port
 
 
 @contextmanager
