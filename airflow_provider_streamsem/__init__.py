@@ -17,6 +17,7 @@ _NAMES = {
     "AmqpQueue": "airflow_provider_streamsem.connectors.amqp.client",
     "Avro": "airflow_provider_streamsem.connectors.parsing.decoders",
     "BatchCommittedSensor": "airflow_provider_streamsem.sensors.committed",
+    "Changes": "airflow_provider_streamsem.connectors.changes",
     "CompactOperator": "airflow_provider_streamsem.operators.compact",
     "CompletedVersion": "airflow_provider_streamsem.pipeline.versions.result",
     "Dedup": "airflow_provider_streamsem.deduplication.settings",
@@ -93,6 +94,7 @@ __all__ = [
     "AmqpQueue",
     "Avro",
     "BatchCommittedSensor",
+    "Changes",
     "CompactOperator",
     "CompletedVersion",
     "Dedup",
@@ -167,6 +169,7 @@ __all__ = [
 if TYPE_CHECKING:
     from airflow_provider_streamsem.assets import log_uri
     from airflow_provider_streamsem.connectors.amqp.client import AmqpQueue
+    from airflow_provider_streamsem.connectors.changes import Changes as Changes
     from airflow_provider_streamsem.connectors.delta.lookup import DeltaTable
     from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
     from airflow_provider_streamsem.connectors.delta.source import DeltaSource

@@ -79,6 +79,14 @@ def seconds(name: str, value: object, *, least: int = 1) -> int:
     return integer(name, int(amount), least=least)
 
 
+def duration(seconds: int) -> str:
+    """Return a number of seconds as text, such as ``24 h``."""
+    for unit, length in (("h", 3600), ("min", 60)):
+        if seconds % length == 0:
+            return f"{seconds // length} {unit}"
+    return f"{seconds} s"
+
+
 def interval(name: str, value: object) -> float:
     """Return a finite number of seconds greater than 0, given as a number or as text."""
     try:

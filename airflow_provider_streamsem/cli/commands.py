@@ -40,7 +40,6 @@ from airflow_provider_streamsem.commitlog import doctor as doctor_
 from airflow_provider_streamsem.commitlog import move
 from airflow_provider_streamsem.commitlog.log import commit_log_at
 from airflow_provider_streamsem.connectors.source import Source
-from airflow_provider_streamsem.deduplication.state import stored_layers
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
 from airflow_provider_streamsem.pipeline.maintenance.abort import abort as abort_version
 from airflow_provider_streamsem.pipeline.maintenance.drop import drop as drop_
@@ -64,6 +63,7 @@ from airflow_provider_streamsem.readers.lag import lag as lag_of
 from airflow_provider_streamsem.readers.verify import Verdict
 from airflow_provider_streamsem.readers.verify import verify as verify_
 from airflow_provider_streamsem.spark import packages
+from airflow_provider_streamsem.state.layers import id_layers
 from airflow_provider_streamsem.state.settings import operator_state
 from airflow_provider_streamsem.stores.contract import open_store
 
@@ -201,7 +201,7 @@ def _state_text(state: dict[str, Json]) -> str:
     decoded = operator_state(state)
     stored = () if decoded is None else decoded.operators
     operators = [f"{operator.name}: {operator.rows} rows, {operator.bytes} bytes" for operator in stored]
-    layers = stored_layers(state)
+    layers = id_layers(state)
     ids = [f"dedup: {sum(layer.rows for layer in layers)} ids in {len(layers)} layers"] if layers else []
     return "; ".join([*operators, *ids]) or "empty"
 

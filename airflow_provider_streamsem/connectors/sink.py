@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.connectors.changes import Changes
 from airflow_provider_streamsem.errors import MarkerConflictError, MarkerLostError
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json, Marker, Receipt
 
@@ -60,6 +61,7 @@ class SinkCommit:
     :param schema: the columns that the log records for the sink, as schema JSON in Spark's form; ``""`` if no batch has had rows yet
     :param root: the version that a sink stores with the rows of the commit: the first version of a reprocessing run's chain, or the commit's own version
     :param replaced: root → the rows that the commit removes from the sink: those of a reprocessing run's chain, or those of the rolled-back versions
+    :param tombstones: for a sink with ``changes``: the files with the tombstones after the batch. Keys are relative to the directory of layers of the log
     :param expected_marker: the newest earlier commit that set the sink's marker, according to its receipts; ``None`` if there is none
     :param log: the log of the commit. A sink stores the results of calls there that cannot be undone
     :param spark: opens a Spark session, in which the sink may read and write files; ``None`` if the caller has no Spark. The context manager raises
@@ -76,6 +78,7 @@ class SinkCommit:
     schema: str
     root: int
     replaced: Mapping[int, Committable] = field(default_factory=dict)
+    tombstones: Sequence[DataFile] = ()
     expected_marker: Marker | None = None
     log: CommitLog | None = field(default=None, compare=False, repr=False)
     spark: Callable[[Sink], AbstractContextManager[SparkSession]] | None = field(
@@ -303,6 +306,11 @@ class Sink(ABC):
         return []
 
     @property
+    def conditions(self) -> str:
+        """The condition of the delivery guarantee as a short label; ``""`` if there is none."""
+        return ""
+
+    @property
     def merges(self) -> bool:
         """Whether a row replaces the row of an earlier version with the same key (mode ``upsert``)."""
         return False
@@ -327,6 +335,11 @@ class Sink(ABC):
     def last_of(self) -> Sequence[str]:
         """The columns of which the sink keeps only the last row with equal values; empty if it keeps every row."""
         return ()
+
+    @property
+    def changes(self) -> Changes | None:
+        """How the rows of a batch change rows of the table; ``None`` if they are rows of the table."""
+        return None
 
     @property
     def sequence_by(self) -> Sequence[str]:

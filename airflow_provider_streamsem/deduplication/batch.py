@@ -14,16 +14,9 @@ import numpy as np
 from airflow_provider_streamsem.deduplication.ids import NO_IDS, Array, Ids, first_of_equal, union
 from airflow_provider_streamsem.deduplication.layers import LayerFiles
 from airflow_provider_streamsem.deduplication.settings import Dedup
-from airflow_provider_streamsem.deduplication.state import (
-    ChainStates,
-    Layer,
-    layers_of,
-    split,
-    state_after,
-    state_of,
-    stored_layers,
-)
+from airflow_provider_streamsem.deduplication.state import ChainStates, layers_of, state_after, state_of
 from airflow_provider_streamsem.protocol.entries import Json
+from airflow_provider_streamsem.state.layers import Layer, id_layers, split
 
 _NEVER = np.iinfo(np.int64).min
 
@@ -70,28 +63,28 @@ class DedupBatch:
             return self._write_change(self.chain, version, attempt_id)
         layers = layers_of(self.state, self.dedup, self.now_ms)
         if not len(self._passed):
-            return state_of(layers)
-        return self._add_layer(layers, self._passed, version, attempt_id)
+            return state_of(layers, self.state)
+        return self._add_layer(self.state, layers, self._passed, version, attempt_id)
 
     def _write_change(self, chain: ChainStates, version: int, attempt_id: str) -> Json:
         """Return the current state with the changes of the reprocessing run: ids that pass now are added, and ids that no longer pass are removed."""
-        before, layers = self._passed_before, stored_layers(chain.current)
+        before, layers = self._passed_before, id_layers(chain.current)
         added = self._passed.where(~self._passed.are_in(before))
         removed = before.where(~before.are_in(self._passed))
         if not len(removed):
-            return self._add_layer(layers, added, version, attempt_id) if len(added) else chain.current
+            return self._add_layer(chain.current, layers, added, version, attempt_id) if len(added) else chain.current
         current = union(self.files.read(layers))
         left = current.where((current.at_ms != self.now_ms) | ~current.are_in(removed))
         written = self.files.write(union([left, added]), version, attempt_id)
-        return state_after([], layers, written, self.now_ms)
+        return state_after([], layers, written, self.now_ms, state=chain.current)
 
-    def _add_layer(self, layers: Sequence[Layer], ids: Ids, version: int, attempt_id: str) -> Json:
-        """Write a layer of ids and those of all layers that are not larger, and return the state with it."""
+    def _add_layer(self, state: Json, layers: Sequence[Layer], ids: Ids, version: int, attempt_id: str) -> Json:
+        """Write a layer of ids and those of all layers that are not larger, and return ``state`` with it."""
         kept, older = split(layers, len(ids))
         cutoff_ms = self.dedup.cutoff_ms(self.now_ms)
         before = [each.where(each.at_ms >= cutoff_ms) for each in self.files.read(older)]
         written = self.files.write(union([*before, ids]), version, attempt_id)
-        return state_after(kept, older, written, self.now_ms)
+        return state_after(kept, older, written, self.now_ms, state=state)
 
     def _newest_passed_elsewhere(self, ids: Ids) -> Array:
         """Return when each id last passed in another version, in milliseconds UTC; ``_NEVER`` if it did not."""
@@ -111,7 +104,7 @@ class DedupBatch:
         before = self.files.read(layers_of(self.state, self.dedup, self.now_ms))
         if self.chain is None:
             return before
-        current = union(self.files.read(stored_layers(self.chain.current)))
+        current = union(self.files.read(id_layers(self.chain.current)))
         own = (current.at_ms == self.now_ms) & current.are_in(self._passed_before)
         others = current.where(~own)
         if self.dedup.ttl_s is not None:  # later, an id of the reprocessed version would have expired
@@ -130,5 +123,5 @@ class DedupBatch:
         return passed
 
     def _ids_at_plan(self, state: Json) -> Ids:
-        ids = union(self.files.read(stored_layers(state)))
+        ids = union(self.files.read(id_layers(state)))
         return ids.where(ids.at_ms == self.now_ms)

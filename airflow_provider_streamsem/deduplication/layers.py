@@ -21,11 +21,13 @@ import pyarrow as pa
 import pyarrow.parquet
 
 from airflow_provider_streamsem import telemetry
+from airflow_provider_streamsem.connectors.files.layers import layers_dataset
 from airflow_provider_streamsem.deduplication.ids import ID_BYTES, Ids, halves, in_order
-from airflow_provider_streamsem.deduplication.state import AT, ID, Layer, layers_dataset
+from airflow_provider_streamsem.deduplication.state import AT, ID
 from airflow_provider_streamsem.errors import StageError
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile
+from airflow_provider_streamsem.state.layers import Layer
 from airflow_provider_streamsem.stores.concurrency import in_threads
 from airflow_provider_streamsem.stores.dataset import open_dataset
 

@@ -57,16 +57,9 @@ class Dedup:
     def conditions(self) -> str:
         """The condition of the delivery guarantee as a short label, such as ``dedup 24 h``."""
         if self.ttl_s is not None:
-            return f"dedup {_duration(self.ttl_s)}"
+            return f"dedup {arguments.duration(self.ttl_s)}"
         return f"dedup {self.rows} rows" if self.rows is not None else "dedup in each batch"
 
     def cutoff_ms(self, now_ms: int) -> int:
         """Return the time in milliseconds UTC before which ids are expired; 0 if ids do not expire by age. ``now_ms``: ``planned_at_ms`` of the plan (I13)."""
         return 0 if self.ttl_s is None else now_ms - self.ttl_s * 1000
-
-
-def _duration(seconds: int) -> str:
-    for unit, length in (("h", 3600), ("min", 60)):
-        if seconds % length == 0:
-            return f"{seconds // length} {unit}"
-    return f"{seconds} s"

@@ -9,9 +9,9 @@ from functools import partial
 from typing import TypeVar
 
 from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
+from airflow_provider_streamsem.connectors.files import layers
 from airflow_provider_streamsem.connectors.ownership import claim_dataset
 from airflow_provider_streamsem.connectors.sink import Sink
-from airflow_provider_streamsem.deduplication import state as dedup_state
 from airflow_provider_streamsem.errors import (
     ConflictError,
     LogDamagedError,
@@ -425,10 +425,10 @@ class _Verification:
                 version=outcome.version,
             )
 
-    def _dedup_state(self, newest: Outcome | None) -> None:
+    def _layers(self, newest: Outcome | None) -> None:
         state = self.opened.record.initial_state if newest is None else newest.state
-        if self._try(partial(dedup_state.is_complete, self.opened.log.store.url, state)) is False:
-            what = "a file of the deduplication state is missing or was changed"
+        if self._try(partial(layers.is_complete, self.opened.log.store.url, state)) is False:
+            what = "a file of the deduplication state, or of the tombstones of a sink, is missing or was changed"
             self._report("I6", what, version=None if newest is None else newest.version)
 
     def _operator_states(self, outcomes: list[Outcome]) -> None:
@@ -454,7 +454,7 @@ class _Verification:
         if self.opened.pipeline is not None:
             self._try(partial(self._markers, self.opened.pipeline, stored))
         outcomes = [self._without_wrong(outcome) for outcome, _ in stored]
-        self._dedup_state(outcomes[-1] if outcomes else None)
+        self._layers(outcomes[-1] if outcomes else None)
         self._operator_states(outcomes)
         named: set[tuple[str, str]] = set()
         hidden_in = hidden_sinks(outcomes)

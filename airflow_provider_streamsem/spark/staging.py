@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StructType
+from pyspark.sql.types import StringType, StructField, StructType
 
-from airflow_provider_streamsem import telemetry
+from airflow_provider_streamsem import telemetry, tombstones
 from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.connectors.changes import CHANGE
 from airflow_provider_streamsem.connectors.columns import types as column_types
 from airflow_provider_streamsem.connectors.source import Loaded, LoadedTogether, ParsedRecords, Source
 from airflow_provider_streamsem.deduplication.batch import DedupBatch
@@ -28,7 +29,7 @@ from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Committable, Json, Quarantine
-from airflow_provider_streamsem.spark import causes, schema
+from airflow_provider_streamsem.spark import causes, change_data, schema
 from airflow_provider_streamsem.spark.duplicates import Deduplication
 from airflow_provider_streamsem.spark.evaluation import Plans, consistent, consistent_alone
 from airflow_provider_streamsem.spark.sequencing import Sequencing
@@ -155,7 +156,7 @@ class Staging:
             if stores:
                 good = {item.name: self._evaluated(item, good[item.name]) for item in inputs}
             outputs = {
-                name: self._fitted(name, self._sequencing.ordered(name, frame))
+                name: self._fitted(name, self._sequencing.ordered(name, self._marked_changes(name, frame)))
                 for name, frame in self._outputs(good).items()
             }
             if not stores and len(inputs) == 1:
@@ -179,6 +180,7 @@ class Staging:
             }
             for name, staged in sinks.items():
                 self._sequencing.check(name, self.job.sinks[name].location, staged)
+            state = self._with_tombstones(state, sinks)
         return Produced(
             sinks=sinks,
             schemas=self._schemas,
@@ -377,10 +379,21 @@ class Staging:
         self._sequencing.compare(records, result)
         return result
 
+    def _marked_changes(self, name: str, frame: DataFrame) -> DataFrame:
+        changes = self.job.sinks[name].changes
+        return frame if changes is None else change_data.marked(name, frame, changes)
+
+    def _with_tombstones(self, state: Json, staged: Mapping[str, Committable]) -> Json:
+        return tombstones.state_after(
+            state, self.job.sinks, staged, log=self.log.store.url,
+            now_ms=self.job.batch_time_ms, version=self.job.plan.version, attempt_id=self.job.attempt_id,
+        )  # fmt: skip
+
     def _fitted(self, name: str, frame: DataFrame) -> DataFrame:
         """Readers of formats without column names read by position, so new columns come last. Columns without a type are left out."""
-        columns = frame.schema.json()
         sink = self.job.sinks[name]
+        marks = [] if sink.changes is None else [CHANGE]
+        columns = frame.drop(*marks).schema.json()
         accepted = sink.resolve_schema(schema.folded(name, self.job.schemas.get(name), columns, grows=sink.grows))
         self._schemas[name], untyped = column_types.typed(accepted)
         if untyped:
@@ -392,7 +405,8 @@ class Staging:
         target = json.loads(self._schemas[name])
         if column_types.bare(target) == column_types.bare(json.loads(columns)):
             return frame
-        return frame.to(StructType.fromJson(target))
+        fitted = StructType.fromJson(target)
+        return frame.to(StructType([*fitted.fields, *(StructField(mark, StringType()) for mark in marks)]))
 
     def _stored(self, frame: DataFrame, watched: Observation) -> DataFrame:
         """Evaluate a DataFrame once, and let the evaluation deliver the counts of an observation."""

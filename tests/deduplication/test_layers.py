@@ -13,8 +13,8 @@ import pytest
 from airflow_provider_streamsem.deduplication import layers
 from airflow_provider_streamsem.deduplication.ids import Ids, in_order
 from airflow_provider_streamsem.deduplication.layers import LayerFiles
-from airflow_provider_streamsem.deduplication.state import Layer
 from airflow_provider_streamsem.errors import StageError
+from airflow_provider_streamsem.state.layers import Layer
 from airflow_provider_streamsem.stores.local import LocalStore
 from airflow_provider_streamsem.testing.stores import CountingStore
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import random
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
 from datetime import datetime, timezone
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +15,17 @@ import pyarrow
 import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
-from pyiceberg.table import Table
+from pyiceberg.table import Table as IcebergTable
 from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
 
-from airflow_provider_streamsem import FilesSource, Pipeline, run_batch
+from airflow_provider_streamsem import Changes, FilesSource, Pipeline, run_batch
 from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
 from airflow_provider_streamsem.connectors.iceberg.sink import IcebergSink
 from airflow_provider_streamsem.errors import DataError, PublishError
 from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 from tests.connectors.batches import UUID, schema_of, staged
+from tests.connectors.staged_parquet.changed_table import Event, Table, in_arrival_order, newest
 from tests.integration.parts.iceberg import RestCatalog
 from tests.integration.parts.server import running
 
@@ -140,7 +144,7 @@ def test_rows_that_violate_a_check_constraint_are_refused_before_the_commit(
     long, text = "cast(null as long)", "cast(null as string)"
     for value, name in (("5000L", "'x'"), (long, "'x'"), ("1L", text)):
         refused = pipeline.replace(transform=selecting(value, name))
-        with pytest.raises(DataError, match=r"violates a CHECK constraint.*small"):
+        with pytest.raises(DataError, match=r"violates a CHECK or NOT NULL constraint.*small"):
             run_batch(refused, run_key="a")
     assert spark.read.format("delta").load(path).count() == 0
     assert run_batch(pipeline.replace(transform=selecting("1L", "'x'")), run_key="a").version == 0
@@ -150,6 +154,53 @@ def test_rows_that_violate_a_check_constraint_are_refused_before_the_commit(
 def selecting(value: str, name: str) -> Callable[[DataFrame], DataFrame]:
     """Return a transform that sets the columns of a row to SQL expressions."""
     return lambda frame: frame.selectExpr("k", f"{value} AS v", f"{name} AS `odd-name`")
+
+
+@pytest.mark.parametrize("format", ["delta", "iceberg"])
+def test_changes_merged_by_spark_give_the_newest_state_of_each_key_in_any_order_of_arrival(
+    spark: SparkSession, tmp_path: Path, format: str
+) -> None:
+    table = Table(tmp_path, format, engine="spark", spark=SparkEngine().publishing_session)
+    chance = random.Random(7)
+    applied: list[list[Event]] = []
+    for batch in range(9):
+        events: list[Event] = [
+            (chance.randrange(12), chance.randrange(10), chance.randrange(3), chance.choice(["a", "b", None]))
+            for _ in range(7)
+        ]
+        applied.append([*events, (None, chance.randrange(4, 8), 0, None) if batch % 4 == 2 else (12, 9, batch, "c")])
+        assert table.apply(applied[-1]).rows == 8
+        assert table.rows() == newest(in_arrival_order(applied))
+
+
+def test_delete_lacks_the_values_that_the_delta_table_requires_of_other_rows(
+    spark: SparkSession, tmp_path: Path, arrivals: Path
+) -> None:
+    path = str(tmp_path / "table")
+    properties = "'delta.constraints.small'='v < 1000', 'delta.enableDeletionVectors'='true'"
+    spark.sql(
+        f"CREATE TABLE delta.`{path}` (k BIGINT NOT NULL, s BIGINT, v BIGINT NOT NULL, note STRING) USING delta TBLPROPERTIES ({properties})"
+    )
+    spark.sql(f"INSERT INTO delta.`{path}` VALUES (1, null, 1, 'theirs'), (2, null, 2, 'theirs')")
+    changes = Changes(keys=["k"], sequence_by="s", apply_as_deletes="op = 'd'", except_column_list=["op"])
+    pipeline = Pipeline(
+        name="shop",
+        log=str(tmp_path / "log"),
+        source=FilesSource(path=str(arrivals), format="json", schema="op string, k long, s long, v long"),
+        sinks={"t": DeltaSink(path, changes=changes, engine="spark")},
+    )
+    (arrivals / "first.json").write_text('{"op": "d", "k": 1, "s": 1}\n{"op": "u", "k": 2, "s": 1, "v": 20}\n')
+    run_batch(pipeline, run_key="first")
+    assert [tuple(row) for row in spark.read.format("delta").load(path).collect()] == [(2, 1, 20, "theirs")]
+    (arrivals / "second.json").write_text('{"op": "u", "k": 3, "s": 1, "v": 3}')
+    for value, message in (("null", "v IS NOT NULL"), ("1000", "small")):
+        wrong = pipeline.replace(transform=partial(with_value, value))
+        with pytest.raises(DataError, match=rf"violates a CHECK or NOT NULL constraint.*{message}"):
+            run_batch(wrong, run_key="second")
+
+
+def with_value(value: str, frame: DataFrame) -> DataFrame:
+    return frame.withColumn("v", F.expr(f"cast({value} as long)"))
 
 
 def test_delta_table_with_a_feature_that_was_not_tried_is_refused_before_the_commit(
@@ -244,7 +295,7 @@ def test_rows_merged_into_an_iceberg_table_of_any_form_are_those_of_a_dictionary
         check_read_by_pyiceberg(load_catalog("default", **location).load_table(name), expected)
 
 
-def check_read_by_pyiceberg(table: Table, expected: dict[int, tuple[Any, ...]]) -> None:
+def check_read_by_pyiceberg(table: IcebergTable, expected: dict[int, tuple[Any, ...]]) -> None:
     rows = table.scan().to_arrow().to_pylist()
     assert Counter((row["k"], row["v"], row["p"], row["at"]) for row in rows) == Counter(
         (k, *rest) for k, rest in expected.items()

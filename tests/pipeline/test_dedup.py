@@ -19,9 +19,10 @@ import pytest
 
 from airflow_provider_streamsem import guarantee
 from airflow_provider_streamsem.deduplication.settings import Dedup
-from airflow_provider_streamsem.deduplication.state import Layer, absorbed, layers_of, state_of
+from airflow_provider_streamsem.deduplication.state import layers_of, state_of
 from airflow_provider_streamsem.errors import ConflictError, InvalidError
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
+from airflow_provider_streamsem.state.layers import Layer, absorbed
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.steps import StepReportingStore, Steps
 from airflow_provider_streamsem.testing.stores import Crash
@@ -326,6 +327,10 @@ def test_guarantee_label_names_the_dedup_limit(fixture: RepeatingFixture) -> Non
 def test_layers_are_merged_and_expired_by_age_and_size() -> None:
     layers = [Layer(newest_ms=at, rows=rows) for at, rows in ((10, 100), (20, 10), (30, 5), (40, 5))]
     assert [absorbed(layers, rows) for rows in (1, 5, 10, 75, 79, 80)] == [0, 3, 3, 3, 3, 4]
-    kept = layers_of(state_of(layers), Dedup(keys=["a"], ttl_s=1), 1025)
+    kept = layers_of(state_of(layers, None), Dedup(keys=["a"], ttl_s=1), 1025)
     assert [layer.newest_ms for layer in kept] == [30, 40]
-    assert [layer.newest_ms for layer in layers_of(state_of(layers), Dedup(keys=["a"], rows=11), 10**9)] == [20, 30, 40]
+    assert [layer.newest_ms for layer in layers_of(state_of(layers, None), Dedup(keys=["a"], rows=11), 10**9)] == [
+        20,
+        30,
+        40,
+    ]

@@ -10,10 +10,10 @@ import pytest
 
 from airflow_provider_streamsem import rollback
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.deduplication.state import stored_layers
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import Vacuumed, vacuum
 from airflow_provider_streamsem.protocol import keys
+from airflow_provider_streamsem.state.layers import files_of_layers
 from airflow_provider_streamsem.testing.clock import ManualClock
 from tests.pipeline.repeating_fixture import RepeatingFixture
 
@@ -34,7 +34,7 @@ def needed_attempts(fixture: RepeatingFixture, first: int) -> set[tuple[int, str
     """Return the attempts whose ids the states from a version on name."""
     opened = fixture.opened()
     outcomes = [opened.log.outcome(version) for version in range(first, opened.head + 1)]
-    files = [f for each in outcomes if each for layer in stored_layers(each.state) for f in layer.files]
+    files = [f for each in outcomes if each for f in files_of_layers(each.state)]
     return {attempt for file in files if (attempt := keys.attempt_of_data(file.key)) is not None}
 
 

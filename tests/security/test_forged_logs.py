@@ -14,7 +14,6 @@ from airflow_provider_streamsem import FilesSink, KafkaSource, open_log, read_co
 from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.connectors.kafka.pins import RangePin
 from airflow_provider_streamsem.connectors.source import SourceEnd
-from airflow_provider_streamsem.deduplication import state as dedup_state
 from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError, LogDamagedError
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
@@ -22,6 +21,7 @@ from airflow_provider_streamsem.protocol import codec, keys
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import DataFile, Discovery, FoundFile, Outcome, Quarantine
 from airflow_provider_streamsem.spark.schema import evolve
+from airflow_provider_streamsem.state.layers import id_layers
 from airflow_provider_streamsem.stores.contract import normalised
 from airflow_provider_streamsem.stores.local import LocalStore
 from airflow_provider_streamsem.stores.s3 import S3Store
@@ -147,7 +147,7 @@ def test_key_outside_of_its_directory_is_refused_when_it_is_decoded(key: str) ->
     for create in (
         lambda: DataFile(key=key, bytes=1, rows=1, checksum=""),
         lambda: Quarantine(rows=1, keys=(f"quarantine/{key}" if "data" in key else key,)),
-        lambda: dedup_state.stored_layers(
+        lambda: id_layers(
             {"dedup": [{"newest_ms": 1, "rows": 1, "files": [{"key": key, "bytes": 1, "rows": 1, "checksum": ""}]}]}
         ),
     ):

@@ -267,7 +267,7 @@ def reprocess_ignores_ids_after_its_root(patch: pytest.MonkeyPatch) -> None:
 
 
 def adoption_does_not_check_the_deduplication_state(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(run.dedup_state, "is_complete", lambda log, state: True)
+    patch.setattr(run.layers, "is_complete", lambda log, state: True)
 
 
 def each_attempt_reads_its_own_clock(patch: pytest.MonkeyPatch) -> None:
@@ -280,8 +280,8 @@ def each_attempt_reads_its_own_clock(patch: pytest.MonkeyPatch) -> None:
 def layers_expire_with_their_oldest_id(patch: pytest.MonkeyPatch) -> None:
     real = batch.state_after
 
-    def state_after(kept: Any, older: Any, written: Any, now_ms: int) -> Any:
-        state = real(kept, older, written, now_ms)
+    def state_after(kept: Any, older: Any, written: Any, now_ms: int, *, state: Any) -> Any:
+        state = real(kept, older, written, now_ms, state=state)
         state["dedup"][-1]["newest_ms"] = min([now_ms, *(layer.newest_ms for layer in older)])
         return state
 

@@ -50,7 +50,7 @@ _REFUSAL_SUMMARIES = {
     _NULL_TEXT_MESSAGE: "a string is \\N, which represents null in CSV files, so readers would return null; nothing became visible",
     _DUPLICATE_KEY_MESSAGE: "a map has a duplicate key, and this sink would keep only one of its values; nothing became visible",
     _BAD_TEXT_MESSAGE: "a string has bytes that are not UTF-8, which this sink cannot store; nothing became visible",
-    _VIOLATION_MESSAGE: "a row violates a CHECK constraint of the table; nothing became visible",
+    _VIOLATION_MESSAGE: "a row violates a CHECK or NOT NULL constraint of the table; nothing became visible",
 }
 _OPTIONS = {
     "mapreduce.fileoutputcommitter.marksuccessfuljobs": "false",

@@ -8,7 +8,7 @@ of this.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any
@@ -17,6 +17,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from airflow_provider_streamsem.connectors.changes import Changes
 from airflow_provider_streamsem.connectors.data_files.contents import row_texts
 from airflow_provider_streamsem.connectors.delta.rewrite import (
     AddedFile,
@@ -26,6 +27,7 @@ from airflow_provider_streamsem.connectors.delta.rewrite import (
     actions,
 )
 from airflow_provider_streamsem.connectors.sink import SinkCommit
+from airflow_provider_streamsem.connectors.staged_parquet.changed_rows import Applied, Selection
 from airflow_provider_streamsem.connectors.staged_parquet.keyed_rows import last_of_each
 from airflow_provider_streamsem.connectors.staged_parquet.old_times import misread_columns, refuse_misread
 from airflow_provider_streamsem.errors import PublishError
@@ -33,9 +35,13 @@ from airflow_provider_streamsem.errors import PublishError
 _READERS = 16
 
 
-def merge(table: Any, location: str, batch: SinkCommit, keys: Sequence[str], properties: Any) -> bool:
+def merge(
+    table: Any, location: str, batch: SinkCommit, keys: Sequence[str], changes: Changes | None, properties: Any
+) -> bool:
     """
     Each row replaces the row of the table with the same keys, or is inserted, in one entry on top of the version of ``table``.
+
+    With ``changes``, a row that is older than that of the table, or than a tombstone, changes nothing, and a delete deletes the row of the table.
 
     Returns ``True`` if the entry was committed, and raises otherwise.
 
@@ -47,14 +53,26 @@ def merge(table: Any, location: str, batch: SinkCommit, keys: Sequence[str], pro
     rows = last_of_each(location, batch, keys)
     target = RewrittenTable(location, table)
     kinds = pa.schema([target.schema.field(name) for name in keys])
+    read, applied = kinds.names, None
+    if changes is not None:
+        read, applied = changes.required, Applied.of(rows, batch, changes)
+        possible = _possible(target, applied.rows, kinds)
+        applied = applied.to(part for file in possible for part in target.rows(file, read))
+        rows = applied.rows
     merged_keys = row_texts(rows, kinds)
-    is_merged = lambda part: pc.is_in(row_texts(part, kinds), value_set=merged_keys)  # noqa: E731
-    chosen = _files_with_keys(target, batch, kinds, is_merged, rows)
-    rows = _completed(target, chosen, is_merged, rows, kinds)
+    is_replaced: Selection = lambda part: pc.is_in(row_texts(part, kinds), value_set=merged_keys)  # noqa: E731
+    is_removed = is_replaced if applied is None else applied.or_truncated(is_replaced)
+    possible = (
+        target.files() if applied is not None and applied.truncate is not None else _possible(target, rows, kinds)
+    )
+    chosen = _chosen(target, batch, possible, read, is_removed)
+    if applied is not None:
+        rows = applied.upserts
+    rows = _completed(target, chosen, read, is_replaced, rows, kinds)
     new: list[NewFile] = []
     try:
         for file in chosen:
-            kept = partial(_kept, target, file, is_merged)
+            kept = partial(_kept, target, file, is_removed)
             new += target.written(kept, target.partition_of(file))
         new += target.written(lambda: [rows], None)
     except RowsDifferError as error:
@@ -73,8 +91,8 @@ def merge(table: Any, location: str, batch: SinkCommit, keys: Sequence[str], pro
     return True
 
 
-def _kept(target: RewrittenTable, file: AddedFile, is_merged: Callable[[Any], Any]) -> Iterator[Any]:
-    return (part.filter(pc.invert(is_merged(part))) for part in target.rows(file))
+def _kept(target: RewrittenTable, file: AddedFile, is_removed: Selection) -> Iterator[Any]:
+    return (part.filter(pc.invert(is_removed(part))) for part in target.rows(file))
 
 
 def _bounds(rows: Any, kinds: Any) -> dict[str, dict[str, Any]]:
@@ -86,38 +104,51 @@ def _bounds(rows: Any, kinds: Any) -> dict[str, dict[str, Any]]:
     }
 
 
-def _files_with_keys(
-    target: RewrittenTable, batch: SinkCommit, kinds: Any, is_merged: Callable[[Any], Any], rows: Any
+def _chosen(
+    target: RewrittenTable,
+    batch: SinkCommit,
+    possible: Sequence[AddedFile],
+    columns: Sequence[str],
+    is_removed: Selection,
 ) -> list[AddedFile]:
-    """Reads the key columns of files whose bounds do not exclude the keys."""
-    bounds = _bounds(rows, kinds)
+    """Return the files with rows to remove. Reads these columns of the possible files."""
 
-    def chosen(file: AddedFile) -> bool:
+    def has_removed(file: AddedFile) -> bool:
         stat = target.dataset.stat(unquote(file["path"]))
         if stat is None:
             summary = "a file of the Delta table was not found below the table's path, so it cannot be merged; nothing of the batch is in the table"
             raise PublishError(summary, table=target.location, version=batch.version, file=file["path"])
-        if not any(pc.any(is_merged(part)).as_py() for part in target.rows(file, kinds.names)):
+        if not any(pc.any(is_removed(part)).as_py() for part in target.rows(file, columns)):
             return False
         with target.dataset.open(stat) as opened:
             refuse_misread(target.location, batch, file["path"], misread_columns(opened))
         return True
 
-    possible = [file for file in target.files() if _may_hold(file, bounds)]
     with ThreadPoolExecutor(_READERS) as pool:
-        return [file for file, has_keys in zip(possible, pool.map(chosen, possible), strict=True) if has_keys]
+        return [file for file, found in zip(possible, pool.map(has_removed, possible), strict=True) if found]
+
+
+def _possible(target: RewrittenTable, rows: Any, kinds: Any) -> list[AddedFile]:
+    """Return the files whose bounds do not exclude the keys of the rows."""
+    bounds = _bounds(rows, kinds)
+    return [file for file in target.files() if rows.num_rows and _may_hold(file, bounds)]
 
 
 def _completed(
-    target: RewrittenTable, files: Sequence[AddedFile], is_merged: Callable[[Any], Any], rows: Any, kinds: Any
+    target: RewrittenTable,
+    files: Sequence[AddedFile],
+    columns: Sequence[str],
+    is_replaced: Selection,
+    rows: Any,
+    kinds: Any,
 ) -> Any:
     """A row that replaces another one keeps its values of the columns that the batch lacks."""
     lacking = [name for name in target.schema.names if name not in rows.schema.names]
     if not lacking or not files:
         return rows
-    wanted = [*kinds.names, *lacking]
+    wanted = [*columns, *lacking]
     replaced = pa.concat_tables(
-        (part.filter(is_merged(part)) for file in files for part in target.rows(file, wanted)),
+        (part.filter(is_replaced(part)) for file in files for part in target.rows(file, wanted)),
         promote_options="permissive",
     )
     at = pc.index_in(row_texts(rows, kinds), value_set=row_texts(replaced, kinds))

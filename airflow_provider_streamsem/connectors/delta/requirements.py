@@ -13,6 +13,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from airflow_provider_streamsem.connectors.columns.identifiers import quoted
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.protocol.entries import Committable
 from airflow_provider_streamsem.stores.dataset import Dataset, open_dataset
@@ -147,6 +148,12 @@ def check_constraints(table: Any, columns: Sequence[str]) -> dict[str, str]:
         for name, expression in table.metadata().configuration.items()
         if name.startswith(prefix) and not any(column in expression.lower() for column in lacking)
     }
+
+
+def not_null_constraints(table: Any) -> dict[str, str]:
+    """Return the columns and struct fields of a table that must not be null: name → SQL expression."""
+    paths = Requirements.of(table).never_null
+    return {f"{'.'.join(path)} IS NOT NULL": f"{'.'.join(map(quoted, path))} IS NOT NULL" for path in paths}
 
 
 def is_append_only(table: Any) -> bool:

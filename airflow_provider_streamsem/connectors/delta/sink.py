@@ -14,10 +14,11 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
+from airflow_provider_streamsem.connectors.changes import CHANGE, UPSERT, Changes
 from airflow_provider_streamsem.connectors.columns.identifiers import more_than_once
 from airflow_provider_streamsem.connectors.columns.types import VOID, bare, widened
 from airflow_provider_streamsem.connectors.data_files.bounds import delta_stats
@@ -28,6 +29,7 @@ from airflow_provider_streamsem.connectors.delta.requirements import (
     Requirements,
     check_constraints,
     is_append_only,
+    not_null_constraints,
     unmergeable_by_spark,
     unwritable,
 )
@@ -106,6 +108,7 @@ class DeltaSink(TableSink[_Handle]):
         the order of the source. A batch is refused if that order is lost and rows with equal keys differ
     :param engine: for ``upsert``: ``spark`` merges with Spark's MERGE, in the session of the run and on its executors. ``library`` merges in the process of the
         publisher, without Delta's Spark package. ``auto`` uses Spark for a batch of more than 1,000,000 rows, if the session has the package, else the library
+    :param changes: applies each row as a change of the row with the same keys: an upsert or a delete. Replaces ``mode``, ``keys`` and ``sequence_by``
     :raises InvalidError: an argument is not valid
     """
 
@@ -123,6 +126,7 @@ class DeltaSink(TableSink[_Handle]):
     keys: Sequence[str] = ()
     sequence_by: Sequence[str] = ()
     engine: str = "auto"
+    changes: Changes | None = None
 
     def __post_init__(self) -> None:
         self.validate_arguments("sink delta:")
@@ -145,7 +149,7 @@ class DeltaSink(TableSink[_Handle]):
             if problems := self._problems(table):
                 summary = "the Delta table has requirements for writers that this sink does not satisfy"
                 raise DataError(summary, table=self.path, requires=problems)
-            Requirements.of(table).check_columns([field["name"] for field in fields])
+            self._requirements(table).check_columns([field["name"] for field in fields])
             fields = self._with_table_types(table, fields)
             self._check_can_add(table, self._missing_columns(table, fields))
             cached.keep()
@@ -187,7 +191,11 @@ class DeltaSink(TableSink[_Handle]):
         if cached is not None:
             from airflow_provider_streamsem.connectors.data_files import write
 
-            frame = write.refusing_violations(frame, check_constraints(cached.table, frame.columns))
+            constraints = check_constraints(cached.table, frame.columns)
+            if self.changes is not None:  # a delete lacks values
+                constraints |= not_null_constraints(cached.table)
+                constraints = {name: f"{CHANGE} <> '{UPSERT}' OR ({holds})" for name, holds in constraints.items()}
+            frame = write.refusing_violations(frame, constraints)
             cached.keep()
         return TableSink.stage(self, frame, version, attempt_id)
 
@@ -203,7 +211,7 @@ class DeltaSink(TableSink[_Handle]):
             )
         cached = open_newest(self.path, refusal=DataError)
         if cached is not None:
-            Requirements.of(cached.table).check_values(self.path, staged)
+            self._requirements(cached.table).check_values(self.path, staged)
             cached.keep()
         return staged
 
@@ -331,7 +339,7 @@ class DeltaSink(TableSink[_Handle]):
         if merges:
             from airflow_provider_streamsem.connectors.delta.merge import merge
 
-            return merge(table, self.location, batch, self.keys, properties)
+            return merge(table, self.location, batch, self.keys, self.changes, properties)
         schema = Schema.from_json(table.schema().to_json())
         table.create_write_transaction(actions, "append", schema, list(self.partition_by), commit_properties=properties)
         return True
@@ -350,7 +358,7 @@ class DeltaSink(TableSink[_Handle]):
             )
         try:
             self._check_partitions(table)
-            Requirements.of(table).check_values(self.path, batch.committable)
+            self._requirements(table).check_values(self.path, batch.committable)
             missing_columns = self._missing_columns(table, _fields(batch.staged_schema))
             self._check_can_add(table, missing_columns)
         except (ConflictError, DataError) as error:
@@ -441,6 +449,11 @@ class DeltaSink(TableSink[_Handle]):
         if self.engine == "spark":
             return [*unmergeable_by_spark(table), *(["delta.appendOnly"] if is_append_only(table) else [])]
         return [*unwritable(table), *(mergeable.unmergeable(table) if self.merges else [])]
+
+    def _requirements(self, table: Any) -> Requirements:
+        """With ``changes``, the write refuses upserts with nulls, because footers count the nulls of deletes, too. The library merges into no such table."""
+        requirements = Requirements.of(table)
+        return requirements if self.changes is None else replace(requirements, never_null=())
 
     def _check_partitions(self, table: Any) -> None:
         partition_columns = list(table.metadata().partition_columns)

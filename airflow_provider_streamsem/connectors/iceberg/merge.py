@@ -8,7 +8,7 @@ of this.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any
 
@@ -19,11 +19,13 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.typedef import Record
 
+from airflow_provider_streamsem.connectors.changes import Changes
 from airflow_provider_streamsem.connectors.data_files.contents import row_texts
 from airflow_provider_streamsem.connectors.data_files.rewrite import Read, changed
 from airflow_provider_streamsem.connectors.iceberg.commit import OneCommit
 from airflow_provider_streamsem.connectors.iceberg.rewrite import RewrittenTable
 from airflow_provider_streamsem.connectors.sink import SinkCommit
+from airflow_provider_streamsem.connectors.staged_parquet.changed_rows import Applied, Selection
 from airflow_provider_streamsem.connectors.staged_parquet.keyed_rows import last_of_each
 from airflow_provider_streamsem.connectors.staged_parquet.old_times import misread_columns, refuse_misread
 from airflow_provider_streamsem.errors import PublishError
@@ -31,9 +33,18 @@ from airflow_provider_streamsem.errors import PublishError
 _DIRECTORY = "merged"
 
 
-def merge(commit: OneCommit, location: str, batch: SinkCommit, keys: Sequence[str], mark: dict[str, str]) -> None:
+def merge(
+    commit: OneCommit,
+    location: str,
+    batch: SinkCommit,
+    keys: Sequence[str],
+    changes: Changes | None,
+    mark: dict[str, str],
+) -> None:
     """
     Stage a snapshot in which each row of the batch replaces the row with the same keys, or is inserted.
+
+    With ``changes``, a row that is older than that of the table, or than a tombstone, changes nothing, and a delete deletes the row of the table.
 
     Raises ``PublishError`` if the number of staged rows differs from that at staging, if the merge would change dates or times of the table, or if the rows of
     the new files differ from those that were to be written.
@@ -41,26 +52,41 @@ def merge(commit: OneCommit, location: str, batch: SinkCommit, keys: Sequence[st
     rows = last_of_each(location, batch, keys)
     table = commit.loaded
     rewritten = RewrittenTable(commit.table_metadata, table.io, _DIRECTORY)
-    is_merged = _is_merged(rewritten, rows, keys)
-    has_keys = {*keys} <= {*table.schema().column_names}
-    tasks = table.scan(row_filter=_with_keys(rows, keys)).plan_files() if has_keys else ()
+    read, applied = keys, None
+    if changes is not None:
+        read, applied = changes.required, Applied.of(rows, batch, changes)
+        tasks = _possible(table, applied.rows, keys)
+        applied = applied.to(part for task in tasks for part in rewritten.rows(task, read))
+        rows = applied.rows
+    is_removed = _is_merged(rewritten, rows, keys)
+    is_truncating = applied is not None and applied.truncate is not None
+    tasks = [*table.scan().plan_files()] if is_truncating else _possible(table, rows, keys)
+    if applied is not None:
+        rows, is_removed = applied.upserts, applied.or_truncated(is_removed)
     files, removed = [], []
     for task in tasks:
-        if not any(pc.any(is_merged(part)).as_py() for part in rewritten.rows(task, keys)):
+        if not any(pc.any(is_removed(part)).as_py() for part in rewritten.rows(task, read)):
             continue
         _refuse_old_times(table, task.file.file_path, batch)
         removed.append(task.file)
-        kept = partial(_kept, rewritten, task, is_merged)
+        kept = partial(_kept, rewritten, task, is_removed)
         files += _written(rewritten, kept, None if _has_other_spec(table, task) else task.file.partition, batch)
-    files += _written(rewritten, lambda: [rows], None, batch)
+    files += _written(rewritten, lambda: [rows], None, batch) if rows.num_rows else []
     commit.add_snapshot(files, removed, mark)
 
 
-def _kept(rewritten: RewrittenTable, task: FileScanTask, is_merged: Callable[[Any], Any]) -> Iterator[Any]:
-    return (part.filter(pc.invert(is_merged(part))) for part in rewritten.rows(task))
+def _possible(table: Table, rows: Any, keys: Sequence[str]) -> list[FileScanTask]:
+    """Return the files that may have keys of the rows."""
+    if not rows.num_rows or not {*keys} <= {*table.schema().column_names}:
+        return []
+    return [*table.scan(row_filter=_with_keys(rows, keys)).plan_files()]
 
 
-def _is_merged(rewritten: RewrittenTable, rows: Any, keys: Sequence[str]) -> Callable[[Any], Any]:
+def _kept(rewritten: RewrittenTable, task: FileScanTask, is_removed: Selection) -> Iterator[Any]:
+    return (part.filter(pc.invert(is_removed(part))) for part in rewritten.rows(task))
+
+
+def _is_merged(rewritten: RewrittenTable, rows: Any, keys: Sequence[str]) -> Selection:
     """Return a function that returns for each row of a pyarrow table whether a row of the batch replaces it."""
     kinds = pa.schema([rewritten.schema.field(key) for key in keys])
     merged = row_texts(rows, kinds)

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
+from airflow_provider_streamsem.connectors.changes import Changes
 from airflow_provider_streamsem.connectors.columns import types as column_types
 from airflow_provider_streamsem.connectors.iceberg import catalog as iceberg_catalog
 from airflow_provider_streamsem.connectors.iceberg import columns as iceberg_columns
@@ -96,6 +97,7 @@ class IcebergSink(TableSink[_Handle]):
     :param engine: for ``upsert``: ``spark`` merges with Spark's MERGE, in the session of the run and on its executors. The rows may lack columns of the table,
         and the table may have any partitions. ``library`` merges in the process of the publisher, without Iceberg's Spark package. ``auto`` uses Spark for a
         batch of more than 1,000,000 rows, if the session has the package, else the library
+    :param changes: applies each row as a change of the row with the same keys: an upsert or a delete. Replaces ``mode``, ``keys`` and ``sequence_by``
     :param expire_after_s: age in seconds, 1 or more, at which the publishing commit expires snapshots of this sink. Default: the sink expires none.
         Publishing takes longer with each snapshot that the table keeps
     :raises InvalidError: an argument is not valid
@@ -118,6 +120,7 @@ class IcebergSink(TableSink[_Handle]):
     keys: Sequence[str] = ()
     sequence_by: Sequence[str] = ()
     engine: str = "auto"
+    changes: Changes | None = None
 
     def __post_init__(self) -> None:
         where = "sink iceberg:"
@@ -327,7 +330,7 @@ class IcebergSink(TableSink[_Handle]):
             return
         from airflow_provider_streamsem.connectors.iceberg.merge import merge
 
-        merge(commit, self.location, batch, self.keys, mark)
+        merge(commit, self.location, batch, self.keys, self.changes, mark)
 
     def _merged(self, session: SparkSession, commit: OneCommit, batch: SinkCommit) -> dict[str, Any]:
         """Merge the rows with Spark into a private copy of the table, and return the new snapshot."""

@@ -126,7 +126,7 @@ class JdbcSink(TransactionalSink[_Handle]):
             "one database transaction writes the rows of a version and its marker, and the marker prevents a second transaction of the version",
             "rows passed to the writer = rows in the staged files = rows in the manifest, or the attempt is discarded",
         )
-        return (*reasons, keyed_rows.last_stays(self.sequence_by), _COLLATIONS) if self.merges else reasons
+        return (*reasons, keyed_rows.last_stays(self), _COLLATIONS) if self.merges else reasons
 
     @property
     def merges(self) -> bool:

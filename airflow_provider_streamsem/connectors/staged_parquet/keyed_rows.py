@@ -8,7 +8,8 @@ from collections.abc import Collection, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from airflow_provider_streamsem.connectors.sink import SinkCommit
+from airflow_provider_streamsem.connectors.changes import CHANGE, TRUNCATE, Changes
+from airflow_provider_streamsem.connectors.sink import Sink, SinkCommit
 from airflow_provider_streamsem.connectors.staged_parquet.sink import parquet_files, record_batches
 from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError
 from airflow_provider_streamsem.protocol.entries import Committable
@@ -21,10 +22,27 @@ _KEY_TYPES = frozenset(
 )
 
 
-def last_stays(sequence_by: Sequence[str]) -> str:
+def set_changes(where: str, sink: Any) -> None:
+    """Let the argument ``changes`` of a sink, a frozen dataclass, set its mode, keys and sequence. Called when the sink is created."""
+    if sink.changes is None:
+        return
+    changes = Changes.of(where, sink.changes)
+    columns: dict[str, Sequence[str]] = {"keys": changes.keys, "sequence_by": changes.sequence_by}
+    for name, own in columns.items():
+        if list(getattr(sink, name)) not in ([], list(own)):
+            raise InvalidError(f"{where} {name} must not be given beside changes, which has its own {name}")
+    if sink.mode not in ("append", "upsert"):
+        raise InvalidError(f"{where} changes needs mode upsert", given=sink.mode)
+    for name, value in {"changes": changes, "mode": "upsert", **columns}.items():
+        object.__setattr__(sink, name, value)
+
+
+def last_stays(sink: Sink) -> str:
     """Return the sentence that says which of several rows with equal keys a sink in mode ``upsert`` keeps."""
-    if sequence_by:
-        columns = ", ".join(sequence_by)
+    if sink.changes is not None:
+        return sink.changes.reason
+    if sink.sequence_by:
+        columns = ", ".join(sink.sequence_by)
         return (
             f"of rows with equal keys, the table keeps that of the latest version, and within a version the last by {columns}. Rows with equal values in these "
             "columns stay in the order of the source. If that order is unknown and the rows differ, the batch is refused"
@@ -74,18 +92,28 @@ def check_values(
     partition_by: Sequence[str],
     *,
     null_texts: Sequence[str] = (),
+    changes: Changes | None = None,
 ) -> None:
     """
     Refuse null keys, which equal no key, so that their rows would always be inserted, and texts in partition columns that are too long for a directory's name.
 
+    With ``changes``, also refuse null sequences. A truncate has no key.
+
     :param null_texts: texts that would become null as a partition value
     """
-    rows = _staged_columns(location, staged, [*keys, *partition_by])
+    import pyarrow.compute as pc
+
+    own = [] if changes is None else [*changes.sequence_by, CHANGE]
+    rows = _staged_columns(location, staged, [*keys, *partition_by, *own])
     if rows is None:
         return
-    with_nulls = [name for name in keys if rows[name].null_count]
+    keyed = rows if changes is None else rows.filter(pc.not_equal(rows[CHANGE], TRUNCATE))
+    with_nulls = [name for name in keys if keyed[name].null_count]
     if with_nulls:
         raise DataError("rows have nulls in key columns", columns=with_nulls)
+    with_nulls = [] if changes is None else [name for name in changes.sequence_by if rows[name].null_count]
+    if with_nulls:
+        raise DataError("changes have nulls in columns of sequence_by, so they have no order", columns=with_nulls)
     values = {name: rows[name].unique().drop_null().to_pylist() for name in partition_by if rows[name].type == "string"}
     too_long = [
         name

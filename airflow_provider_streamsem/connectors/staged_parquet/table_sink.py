@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from airflow_provider_streamsem import arguments, telemetry
+from airflow_provider_streamsem.connectors.changes import Changes
 from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
 from airflow_provider_streamsem.connectors.staged_parquet.sink import StagedSink
@@ -48,6 +49,7 @@ class TableSink(TransactionalSink[H]):
     :param keys: for ``upsert``: the columns that identify a row
     :param sequence_by: for ``upsert``: the columns by which the rows of a batch with equal keys are ordered
     :param engine: for ``upsert``: what merges the rows: ``spark``, the ``library`` of the table format, or ``auto``
+    :param changes: how the rows of a batch change rows of the table. It sets ``mode``, ``keys`` and ``sequence_by``
     """
 
     __slots__ = ()
@@ -65,12 +67,14 @@ class TableSink(TransactionalSink[H]):
     keys: Sequence[str]
     sequence_by: Sequence[str]
     engine: str
+    changes: Changes | None
     spark_package: ClassVar[str]
     """The Spark package that merges rows (:mod:`airflow_provider_streamsem.spark.packages`)."""
 
     def validate_arguments(self, where: str) -> None:
         """Validate the fields, and convert lists to tuples. ``where`` begins the error message."""
         open_dataset(arguments.text(f"{where} path", self.path))
+        keyed_rows.set_changes(where, self)
         for name in ("partition_by", "keys", "sequence_by"):
             object.__setattr__(self, name, arguments.text_list(f"{where} {name}", getattr(self, name)))
         arguments.choice(f"{where} mode", self.mode, _MODES)
@@ -186,7 +190,11 @@ class TableSink(TransactionalSink[H]):
                 "Spark merges into a private copy of the table, which no other process uses; the table gets the result only if no other writer has committed "
                 "since the copy was made",
             )
-        return (*reasons, keyed_rows.last_stays(self.sequence_by)) if self.merges else reasons
+        return (*reasons, keyed_rows.last_stays(self)) if self.merges else reasons
+
+    @property
+    def conditions(self) -> str:
+        return "" if self.changes is None else self.changes.conditions
 
     @property
     def location(self) -> str:
@@ -200,12 +208,15 @@ class TableSink(TransactionalSink[H]):
     @property
     def immutable_mode(self) -> Json:
         """
-        Mode and keys in mode ``upsert``; empty in mode ``append``.
+        Mode and keys in mode ``upsert``, and with ``changes`` the columns of the sequence; empty in mode ``append``.
 
         They must not change while the log is in use. Vacuum deletes staged files in mode ``upsert``, but in mode ``append`` they are files of the table. The
         values of the keys of a batch are checked before its commit only.
         """
-        return {"mode": self.mode, "keys": list(self.keys)} if self.merges else {}
+        if not self.merges:
+            return {}
+        sequence = {} if self.changes is None else {"sequence_by": list(self.sequence_by)}
+        return {"mode": self.mode, "keys": list(self.keys), **sequence}
 
     def check_staged(self, batch: SinkCommit) -> None:
         """Refuse a batch with missing files, or files of another size, before the table references them: until then, a vacuum of the table may delete them."""
@@ -228,7 +239,12 @@ class TableSink(TransactionalSink[H]):
         committable = StagedSink.collect(self, version, attempt_id, accepted)
         if self.merges:
             keyed_rows.check_values(
-                self.location, committable, self.keys, self.partition_by, null_texts=self.null_texts
+                self.location,
+                committable,
+                self.keys,
+                self.partition_by,
+                null_texts=self.null_texts,
+                changes=self.changes,
             )
         return committable
 

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from airflow_provider_streamsem import extras, telemetry
 from airflow_provider_streamsem.arguments import integer
 from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
+from airflow_provider_streamsem.connectors.files import layers
 from airflow_provider_streamsem.deduplication import state as dedup_state
 from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError
 from airflow_provider_streamsem.pipeline.spec.binding import check_fork, create_log, forked_config
@@ -23,6 +24,7 @@ from airflow_provider_streamsem.protocol.entries import Fork, Json, PipelineReco
 from airflow_provider_streamsem.protocol.offsets import Offsets, advance
 from airflow_provider_streamsem.protocol.view import newest_kept_before, remains
 from airflow_provider_streamsem.state import files as state_files
+from airflow_provider_streamsem.state.layers import STATE, files_of_layers
 from airflow_provider_streamsem.state.settings import OperatorState, operator_state
 from airflow_provider_streamsem.stores.contract import normalised, overlap
 
@@ -228,9 +230,8 @@ def _objects(old: CommitLog, new: CommitLog, pipeline: Pipeline, position: Fork)
     # In descending order of keys, so that the oldest discovery is copied first. A copy that was interrupted then has no gap.
     for key in sorted(old.list_keys(before), reverse=True):
         yield key, after + key.removeprefix(before)
-    for layer in dedup_state.stored_layers(position.state):
-        for file in layer.files:
-            yield f"{dedup_state.STATE}/{file.key}", f"{dedup_state.STATE}/{file.key}"
+    for file in files_of_layers(position.state):
+        yield f"{STATE}/{file.key}", f"{STATE}/{file.key}"
     operators = operator_state(position.state)
     if operators is not None:
         for key in state_files.needed(old.store, operators):
@@ -251,7 +252,7 @@ def _copy(old: CommitLog, new: CommitLog, key: str, copy: str) -> bool:
 
 def _check_state(old: CommitLog, new: CommitLog, position: Fork) -> None:
     has_operators = state_files.is_loadable(new.store, position.state)
-    if has_operators and dedup_state.is_complete(new.store.url, position.state):
+    if has_operators and layers.is_complete(new.store.url, position.state):
         return
     summary = "files of the state after this version are missing or were changed, for example because vacuum deleted them; the log was not created"
     raise DataError(summary, log=old.store.url, version=position.version).advising("fork at a newer version, or at -1.")

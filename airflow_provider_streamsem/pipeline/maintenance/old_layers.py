@@ -1,4 +1,4 @@
-"""Finds the files of the deduplication state that no run needs after versions have expired (PROTOCOL.md, V9)."""
+"""Finds the files of layers (ids and tombstones) that no run needs after versions have expired (PROTOCOL.md, V9)."""
 
 from __future__ import annotations
 
@@ -6,9 +6,10 @@ from collections.abc import Iterator
 from functools import partial
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.deduplication.state import layers_dataset, stored_layers
+from airflow_provider_streamsem.connectors.files.layers import layers_dataset
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.entries import Json, Outcome
+from airflow_provider_streamsem.state.layers import files_of_layers
 
 Attempt = tuple[int, str]
 """Version and attempt id."""
@@ -44,5 +45,4 @@ def _named(log: CommitLog, newest: Outcome, oldest: int) -> set[Attempt]:
 
 
 def _attempts(state: Json) -> set[Attempt]:
-    files = [file for layer in stored_layers(state) for file in layer.files]
-    return {attempt for file in files if (attempt := keys.attempt_of_data(file.key)) is not None}
+    return {attempt for file in files_of_layers(state) if (attempt := keys.attempt_of_data(file.key)) is not None}

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.arguments import exactly_one, integer, text
 from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
+from airflow_provider_streamsem.connectors.files import layers
 from airflow_provider_streamsem.connectors.sink import SinkMarker
 from airflow_provider_streamsem.deduplication import state as dedup_state
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, MarkerLostError
@@ -323,7 +324,7 @@ def _refuse_deleted_state(bound: BoundPipeline, head: ClosedHead, restored: Outc
     settings = bound.pipeline.state
     oldest = None if settings is None else oldest_kept(bound.log, head.closed, settings.keep_versions)
     is_kept = oldest is None or restored.version >= oldest
-    has_files = dedup_state.is_complete(bound.log.store.url, restored.state) and state_files.is_loadable(
+    has_files = layers.is_complete(bound.log.store.url, restored.state) and state_files.is_loadable(
         bound.log.store, restored.state
     )
     if not (is_kept and has_files):

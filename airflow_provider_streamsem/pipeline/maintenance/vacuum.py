@@ -9,8 +9,8 @@ from functools import cache, partial
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
+from airflow_provider_streamsem.connectors.files.layers import layers_dataset
 from airflow_provider_streamsem.connectors.sink import Sink
-from airflow_provider_streamsem.deduplication.state import STATE, layers_dataset, stored_layers
 from airflow_provider_streamsem.errors import LogDamagedError, StreamsemError
 from airflow_provider_streamsem.pipeline.maintenance import retention
 from airflow_provider_streamsem.pipeline.maintenance.old_layers import unneeded_layers
@@ -32,6 +32,7 @@ from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord,
 from airflow_provider_streamsem.protocol.kinds.alter import Alter
 from airflow_provider_streamsem.protocol.view import Head
 from airflow_provider_streamsem.state import files as state_files
+from airflow_provider_streamsem.state.layers import STATE, files_of_layers
 from airflow_provider_streamsem.state.settings import FIELD as OPERATORS
 from airflow_provider_streamsem.state.settings import operator_state
 from airflow_provider_streamsem.stores.contract import ObjectStat
@@ -140,7 +141,7 @@ def _delete_losing(
     inspected = _vacuumed_up_to(log)
     # If the log was restored from an older copy, the recorded progress may be above its head.
     begin = 0 if all_versions or inspected > head.closed + 1 else inspected
-    inherited = {attempt_of_key(file.key)[1] for layer in stored_layers(record.initial_state) for file in layer.files}
+    inherited = {attempt_of_key(file.key)[1] for file in files_of_layers(record.initial_state)}
     reached = begin
     try:
         for version in range(begin, head.closed + 1):
@@ -175,11 +176,11 @@ def _delete_losing_of(
     for location in locations:
         for attempt_id in location.deletable(version, lost):
             deletion.attempt(location.name, location.sink, version, attempt_id)
-    if pipeline.dedup is not None:
-        dedup_dataset = layers_dataset(log.store.url)
-        for _, attempt_id in sorted(log.retrying.repeat(partial(dedup_dataset.attempts, version))):
+    if pipeline.keeps_layers:
+        layers = layers_dataset(log.store.url)
+        for _, attempt_id in sorted(log.retrying.repeat(partial(layers.attempts, version))):
             if lost(attempt_id) and attempt_id not in inherited:
-                deletion.attempt(STATE, dedup_dataset, version, attempt_id)
+                deletion.attempt(STATE, layers, version, attempt_id)
     for prefix in (keys.quarantined(version), keys.attempts(version)):
         for stat in log.retrying.list(prefix):
             if lost(attempt_of_key(stat.key)[1]):
@@ -238,7 +239,7 @@ def _expired_attempts(
                 continue
             if attempt in log.retrying.repeat(partial(sink.attempts, outcome.version)):
                 found[key] = name, sink, outcome.version, outcome.attempt_id
-    if pipeline.dedup is None:
+    if not pipeline.keeps_layers:
         return [*found.values()]
     layers = layers_dataset(log.store.url)
     unneeded = unneeded_layers(log, newest, begin, oldest)

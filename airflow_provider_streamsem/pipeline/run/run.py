@@ -15,8 +15,8 @@ from typing import TypeAlias
 from airflow_provider_streamsem import registry, telemetry
 from airflow_provider_streamsem.arguments import flag, text
 from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
+from airflow_provider_streamsem.connectors.files import layers
 from airflow_provider_streamsem.connectors.source import Planner
-from airflow_provider_streamsem.deduplication import state as dedup_state
 from airflow_provider_streamsem.engine import Engine, Job, Produced, nothing_produced
 from airflow_provider_streamsem.errors import (
     DataError,
@@ -390,7 +390,7 @@ class Run:
         return (
             {*manifest.sinks} == {*self.bound.pipeline.sinks}
             and has_all_files(self.bound.pipeline, manifest)
-            and dedup_state.is_complete(self.bound.pipeline.log, manifest.state)
+            and layers.is_complete(self.bound.pipeline.log, manifest.state)
             and state_files.is_complete(self.bound.log.store, manifest.state)
         )
 

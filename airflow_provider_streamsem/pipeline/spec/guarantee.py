@@ -132,6 +132,7 @@ def _path_label(source: str, sink: str) -> str:
 def _conditions(pipeline: _Pipeline) -> str:
     conditions = [pipeline.source.conditions]
     conditions += [part.conditions for part in (pipeline.dedup, pipeline.state) if part is not None]
+    conditions += dict.fromkeys(sink.conditions for _, sink in sorted(pipeline.sinks.items()))
     depends_on_order = any(sink.is_sequenced for sink in pipeline.sinks.values())
     if depends_on_order and pipeline.source.order:
         conditions.append("partly ordered records")

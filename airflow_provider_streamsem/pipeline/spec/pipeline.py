@@ -300,6 +300,11 @@ class Pipeline:
         return tuple(name for name, sink in sorted(self.sinks.items()) if sink.is_outside_log)
 
     @property
+    def keeps_layers(self) -> bool:
+        """Whether batches write ids or tombstones, which later batches look up."""
+        return self.dedup is not None or any(sink.changes is not None for sink in self.sinks.values())
+
+    @property
     def sinks_that_cannot_remove_rows(self) -> list[str]:
         """Return the names of the sinks that cannot remove published rows."""
         return [name for name in self.sinks_outside_log if not cast(PublishingSink, self.sinks[name]).can_remove_rows]

@@ -25,12 +25,14 @@ from airflow_provider_streamsem.pipeline.spec.location import with_log_location
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.protocol.entries import (
     Committable,
+    DataFile,
     Marker,
     Outcome,
     Receipt,
     Receipts,
 )
 from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead
+from airflow_provider_streamsem.state.layers import Tombstones, tombstones_of
 
 logger = telemetry.log_of(__name__)
 
@@ -148,9 +150,14 @@ def batch_of(bound: BoundPipeline, outcome: Outcome, outcome_sha: str, name: str
         schema=_checked_schema((outcome if back_to is None else newest).schemas.get(name, "")),
         root=root,
         replaced=replaced,
+        tombstones=_tombstones(tombstones_of(outcome.state).get(name)),
         expected_marker=outcome.markers.get(name),
         log=log,
     )
+
+
+def _tombstones(stored: Tombstones | None) -> list[DataFile]:
+    return [] if stored is None else [file for layer in stored.layers for file in layer.files]
 
 
 def rows_after(log: CommitLog, to: int, newest: Outcome, names: Sequence[str]) -> dict[str, dict[int, Committable]]:

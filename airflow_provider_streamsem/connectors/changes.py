@@ -1,0 +1,120 @@
+"""Change data: rows that say how the rows of a table change (argument ``changes`` of the sinks for tables)."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.errors import InvalidError
+
+CHANGE = "__streamsem_change"
+"""The column of the staged rows with :data:`UPSERT`, :data:`DELETE` or :data:`TRUNCATE`. It is not a column of the table."""
+UPSERT, DELETE, TRUNCATE = "u", "d", "t"
+_WEEK_S = 604_800
+
+
+def with_change(schema: str) -> str:
+    """Return schema JSON in Spark's form with the column :data:`CHANGE` added."""
+    parsed = json.loads(schema)
+    change = {"name": CHANGE, "type": "string", "nullable": True, "metadata": {}}
+    return json.dumps({**parsed, "fields": [*parsed["fields"], change]})
+
+
+@dataclass(frozen=True, kw_only=True)
+class Changes:
+    """
+    Applies each row of a batch as a change of the row with the same keys. The change with the greatest sequence stays, in any order of arrival (SCD type 1).
+
+    The table keeps the columns of ``keys`` and ``sequence_by``, because later changes are compared with them. A deleted row is remembered as a *tombstone*, a
+    key and a sequence in the commit log, so that a change from before the delete does not insert the row again. A truncate is a tombstone of all keys.
+
+    :param keys: columns that identify a row. Their values must not be null
+    :param sequence_by: the column, or columns, by which the changes of a row are ordered, ascending: integers, decimals, strings, dates or timestamps. Their
+        values must not be null. Of two changes with equal keys and sequence, that of the later batch stays, and within a batch the last in the order of the
+        source. A batch in which such changes differ is refused if their order is unknown
+    :param apply_as_deletes: an SQL predicate. A row for which it is true deletes the row of the table
+    :param apply_as_truncates: an SQL predicate. A row for which it is true deletes every row of the table that has an older sequence
+    :param column_list: the columns that the table gets, ``keys`` and ``sequence_by`` included. Default: all
+    :param except_column_list: instead of ``column_list``: the columns that the table does not get, such as the kind of the change
+    :param tombstone_ttl_s: time to live of a tombstone, in seconds, 1 or more. A change from before a delete is dropped if its batch was planned at most this
+        long after the batch of the delete
+    :raises InvalidError: an argument is not valid
+    """
+
+    keys: Sequence[str]
+    sequence_by: Sequence[str] | str
+    apply_as_deletes: str | None = None
+    apply_as_truncates: str | None = None
+    column_list: Sequence[str] | None = None
+    except_column_list: Sequence[str] | None = None
+    tombstone_ttl_s: int = _WEEK_S
+
+    def __post_init__(self) -> None:
+        sequence = [self.sequence_by] if isinstance(self.sequence_by, str) else self.sequence_by
+        object.__setattr__(self, "sequence_by", arguments.text_list("changes.sequence_by", sequence))
+        object.__setattr__(self, "keys", arguments.text_list("changes.keys", self.keys))
+        if not self.keys or not self.sequence_by:
+            raise InvalidError("changes.keys and changes.sequence_by must name at least one column each")
+        for name in ("apply_as_deletes", "apply_as_truncates"):
+            if getattr(self, name) is not None:
+                arguments.text(f"changes.{name}", getattr(self, name))
+        for name in ("column_list", "except_column_list"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, arguments.text_list(f"changes.{name}", getattr(self, name)))
+        if self.column_list is not None and self.except_column_list is not None:
+            raise InvalidError("changes must not have both column_list and except_column_list")
+        shared = sorted({*self.keys} & {*self.sequence_by})
+        if shared:
+            raise InvalidError("changes.keys and changes.sequence_by must name different columns", shared=shared)
+        lacking = sorted(name for name in self.required if not self.keeps(name))
+        if lacking:
+            raise InvalidError(
+                "the table must keep the columns of changes.keys and changes.sequence_by, with which later changes are compared",
+                lacking=lacking,
+            )
+        arguments.integer("changes.tombstone_ttl_s", self.tombstone_ttl_s, least=1)
+
+    @classmethod
+    def of(cls, where: str, value: object) -> Changes:
+        """Return the argument ``changes`` of a sink, which in TOML is a table."""
+        if isinstance(value, cls):
+            return value
+        if not isinstance(value, Mapping):
+            raise InvalidError(f"{where} changes must be Changes(...), in TOML a table", given=type(value).__name__)
+        fields = [field.name for field in dataclasses.fields(cls)]
+        arguments.known_keys(f"{where} changes", value, fields)
+        missing = [name for name in ("keys", "sequence_by") if name not in value]
+        if missing:
+            raise InvalidError(f"{where} changes lacks required arguments", missing=missing)
+        return cls(**{name: given for name, given in value.items() if given is not None})
+
+    @property
+    def required(self) -> list[str]:
+        """The columns of ``keys`` and ``sequence_by``."""
+        return [*self.keys, *self.sequence_by]
+
+    def keeps(self, column: str) -> bool:
+        """Return whether the table gets a column."""
+        if self.column_list is not None:
+            return column in self.column_list
+        return column not in (self.except_column_list or ())
+
+    def cutoff_ms(self, now_ms: int) -> int:
+        """Return the time in milliseconds UTC before which tombstones are expired. ``now_ms``: ``planned_at_ms`` of the plan."""
+        return now_ms - self.tombstone_ttl_s * 1000
+
+    @property
+    def conditions(self) -> str:
+        """The condition of the delivery guarantee as a short label, such as ``tombstones 168 h``."""
+        return f"tombstones {arguments.duration(self.tombstone_ttl_s)}"
+
+    @property
+    def reason(self) -> str:
+        """The reason why the table has the newest state of each row."""
+        return (
+            f"of the changes of a row, the table keeps the one with the greatest {', '.join(self.sequence_by)}, in any order of arrival. A deleted row is not "
+            f"inserted again by a change from before the delete that arrives at most {arguments.duration(self.tombstone_ttl_s)} after the delete"
+        )

@@ -1,0 +1,124 @@
+"""
+Tombstones: the keys that a sink with ``changes`` has deleted, each with the sequence of its newest delete.
+
+A batch stores the tombstones of its deletes as a layer (:mod:`airflow_provider_streamsem.state.layers`), in Parquet files with the columns of ``keys`` and
+``sequence_by``. Its outcome names the layers. So a retry, a zombie or a crash neither loses nor adds a tombstone. Only engines import this module, because it
+imports pyarrow.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+import pyarrow.parquet
+
+from airflow_provider_streamsem.connectors.changes import CHANGE, UPSERT, Changes
+from airflow_provider_streamsem.connectors.files.layers import layers_dataset
+from airflow_provider_streamsem.connectors.sink import Sink
+from airflow_provider_streamsem.connectors.staged_parquet.sink import parquet_files
+from airflow_provider_streamsem.errors import StageError
+from airflow_provider_streamsem.protocol import keys
+from airflow_provider_streamsem.protocol.entries import Committable, Json
+from airflow_provider_streamsem.state.layers import (
+    Layer,
+    Tombstones,
+    newer_than,
+    split,
+    tombstones_of,
+    with_tombstones,
+    with_written,
+)
+from airflow_provider_streamsem.stores.dataset import open_dataset
+
+
+def state_after(
+    state: Json,
+    sinks: Mapping[str, Sink],
+    staged: Mapping[str, Committable],
+    *,
+    log: str,
+    now_ms: int,
+    version: int,
+    attempt_id: str,
+) -> Json:
+    """
+    Write the tombstones of a batch, and return the field ``state`` of its outcome with them.
+
+    :param state: the field with the tombstones before the batch
+    :param staged: sink → the staged rows
+    :param log: URL of the log
+    :param now_ms: when the batch was planned, in milliseconds UTC
+    """
+    before = tombstones_of(state)
+    after: dict[str, Tombstones] = {}
+    for name, sink in sinks.items():
+        if (changes := sink.changes) is None:
+            continue
+        layers = _current(before.get(name), changes, now_ms)
+        deleted = _deleted(sink.location, staged[name], changes)
+        if deleted is not None:
+            files = _Files(log, version, attempt_id)
+            kept, older = split(layers, deleted.num_rows)
+            written = files.write(name, _newest([*files.read(older), deleted], changes))
+            layers = with_written(kept, older, written, now_ms)
+        after[name] = Tombstones(keys=(*changes.keys,), sequence_by=(*changes.sequence_by,), layers=(*layers,))
+    return with_tombstones(state, after) if after or before else state
+
+
+def _current(stored: Tombstones | None, changes: Changes, now_ms: int) -> list[Layer]:
+    """Return the layers that are not expired. Those of a sink that an alter or a fork has replaced, with other columns, have no meaning for this sink."""
+    if stored is None or (stored.keys, stored.sequence_by) != ((*changes.keys,), (*changes.sequence_by,)):
+        return []
+    return newer_than(stored.layers, changes.cutoff_ms(now_ms))
+
+
+def _deleted(location: str, staged: Committable, changes: Changes) -> Any:
+    """Return key and sequence of the deletes and truncates among the staged rows; ``None`` if there are none. A truncate has no key."""
+    parts = []
+    for parquet in parquet_files(location, staged):
+        rows = parquet.read(columns=[*changes.required, CHANGE])
+        parts.append(rows.filter(pc.not_equal(rows[CHANGE], UPSERT)).select(changes.required))
+    deleted = pa.concat_tables(parts) if parts else None
+    return deleted if deleted is not None and deleted.num_rows else None
+
+
+def _newest(parts: Sequence[Any], changes: Changes) -> Any:
+    """Return the row with the greatest sequence of each key. An older layer may have narrower types."""
+    rows = pa.concat_tables([part.cast(parts[-1].schema) for part in parts])
+    rows = rows.sort_by([(name, "ascending") for name in changes.sequence_by])
+    numbered = rows.select(list(changes.keys)).append_column("at", pa.array(np.arange(rows.num_rows)))
+    return rows.take(numbered.group_by(list(changes.keys)).aggregate([("at", "max")])["at_max"])
+
+
+class _Files:
+    """The files of layers of tombstones of one attempt."""
+
+    def __init__(self, log: str, version: int, attempt_id: str) -> None:
+        self._dataset = layers_dataset(log)
+        self._store = open_dataset(self._dataset.location)
+        self._version, self._attempt_id = version, attempt_id
+
+    def read(self, layers: Sequence[Layer]) -> list[Any]:
+        return [self._table(file.key) for layer in layers for file in layer.files]
+
+    def write(self, sink: str, rows: Any) -> Committable:
+        """Write a file, and read it back."""
+        name = f"tombstones-{sink}.parquet"
+        out = pa.BufferOutputStream()
+        pyarrow.parquet.write_table(rows, out, compression="zstd", write_page_checksum=True)
+        key = keys.data_prefix(self._version, self._attempt_id) + name
+        self._store.create(key, out.getvalue().to_pybytes())
+        if not self._table(key).equals(rows):
+            summary = "a file with tombstones differs from what was written; nothing became visible"
+            raise StageError(summary, version=self._version, file=key)
+        return self._dataset.collect(self._version, self._attempt_id, frozenset([name]))
+
+    def _table(self, key: str) -> Any:
+        data = self._store.read(key)
+        if data is None:
+            raise StageError("a file with tombstones is missing; nothing became visible", file=key)
+        return pyarrow.parquet.read_table(pa.BufferReader(data), page_checksum_verification=True)

@@ -1,0 +1,147 @@
+"""Change data merged into a table: the table has the newest state of each key, in any order of arrival, in any batches, and after repeats."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow
+import pytest
+from deltalake import DeltaTable
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from airflow_provider_streamsem import Changes, DeltaSink
+from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError
+from airflow_provider_streamsem.state.layers import tombstones_of
+from tests.connectors.staged_parquet.changed_table import EVENTS, Event, Table, in_arrival_order, newest
+
+
+@pytest.mark.parametrize("format", ["delta", "iceberg"])
+@settings(max_examples=15, deadline=None)
+@given(applied=st.lists(st.lists(EVENTS, min_size=1, max_size=6), min_size=1, max_size=5))
+def test_table_has_the_newest_state_of_each_key_in_any_order_of_arrival(
+    format: str, applied: list[list[Event]]
+) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        table = Table(Path(root), format)
+        for at, events in enumerate(applied):
+            assert table.apply(events).rows == len(events)
+            assert table.rows() == newest(in_arrival_order(applied[: at + 1]))
+
+
+@pytest.fixture(params=["delta", "iceberg"])
+def table(request: pytest.FixtureRequest, tmp_path: Path) -> Table:
+    return Table(tmp_path, request.param)
+
+
+def test_late_update_does_not_insert_a_deleted_row_again(table: Table) -> None:
+    table.apply([(1, 1, 0, "a"), (2, 1, 0, "b")])
+    table.apply([(1, 5, 0, None)])
+    table.apply([(1, 4, 9, "late"), (2, 0, 0, "late")])
+    assert table.rows() == {2: (1, 0, "b")}
+    table.apply([(1, 6, 0, "new")])
+    assert table.rows() == {1: (6, 0, "new"), 2: (1, 0, "b")}
+
+
+def test_delete_that_arrives_before_its_insert_is_remembered(table: Table) -> None:
+    table.apply([(1, 5, 0, None), (2, 5, 0, "b")])
+    table.apply([(1, 4, 0, "a")])
+    assert table.rows() == {2: (5, 0, "b")}
+
+
+def test_batch_of_deletes_only_deletes_and_is_published_once(table: Table) -> None:
+    table.apply([(1, 1, 0, "a"), (2, 1, 0, "b")])
+    table.apply([(1, 2, 0, None)])
+    table.apply([(2, 2, 0, None), (3, 2, 0, None)])
+    assert table.rows() == {}
+    assert table.sink.publish(table.batches[0]) is None
+    assert table.sink.publish(table.batches[-1]).result == "applied"
+    assert table.rows() == {}
+
+
+def test_truncate_deletes_older_rows_and_no_late_change_inserts_one(table: Table) -> None:
+    table.apply([(1, 1, 0, "a"), (2, 5, 0, "b"), (3, 1, 0, "c")])
+    table.apply([(None, 3, 0, None), (3, 4, 0, "new")])
+    assert table.rows() == {2: (5, 0, "b"), 3: (4, 0, "new")}
+    table.apply([(1, 2, 9, "late"), (4, 3, 1, "after")])
+    assert table.rows() == {2: (5, 0, "b"), 3: (4, 0, "new"), 4: (3, 1, "after")}
+
+
+def test_tombstone_is_kept_for_its_time_to_live(tmp_path: Path) -> None:
+    ttl = Changes(keys=["k"], sequence_by=["at", "n"], tombstone_ttl_s=10)
+    for late_ms, expected in ((10_000, {}), (10_001, {1: (1, 0, "late")})):
+        table = Table(tmp_path / str(late_ms), "delta", ttl)
+        table.apply([(1, 5, 0, None)])
+        table.now_ms = late_ms
+        table.apply([(1, 1, 0, "late")])
+        assert table.rows() == expected
+
+
+def test_number_of_layers_stays_small_and_no_tombstone_is_lost(tmp_path: Path) -> None:
+    table = Table(tmp_path, "delta")
+    for k in range(40):
+        table.apply([(k, 5, 0, None)])
+        assert len(tombstones_of(table.state)["t"].layers) <= 6
+    table.apply([(k, 4, 0, "late") for k in range(40)])
+    assert table.rows() == {}
+
+
+def test_missing_file_with_tombstones_is_reported_and_nothing_is_published(table: Table) -> None:
+    table.apply([(1, 5, 0, None)])
+    (file,) = (table.root / "log" / "state").rglob("tombstones-t.parquet")
+    file.rename(file.with_suffix(".moved"))
+    with pytest.raises(PublishError, match="tombstones is missing"):
+        table.apply([(1, 1, 0, "late")])
+    assert table.rows() == {}
+    file.with_suffix(".moved").rename(file)
+    assert table.sink.publish(table.batches[-1]).result == "applied"
+    assert table.rows() == {}
+
+
+@pytest.mark.parametrize(
+    ("column", "message"),
+    [("k", r"nulls in key columns.*\['k'\]"), ("at", r"nulls in columns of sequence_by.*\['at'\]")],
+)
+def test_null_in_a_key_or_a_sequence_is_refused_before_the_commit(table: Table, column: str, message: str) -> None:
+    event: dict[str, Any] = {"k": 1, "at": 1, "n": 1, column: None}
+    with pytest.raises(DataError, match=message):
+        table.apply([(event["k"], event["at"], event["n"], "a")], kind=lambda event: "u")
+
+
+def test_row_of_another_writer_without_a_sequence_is_older_than_every_change(tmp_path: Path) -> None:
+    from deltalake import write_deltalake
+
+    write_deltalake(str(tmp_path / "table"), pyarrow.table({"k": [1, 2], "v": ["theirs", "theirs"]}))
+    table = Table(tmp_path, "delta")
+    table.apply([(1, 0, 0, "ours")])
+    read = {row["k"]: row["v"] for row in DeltaTable(str(tmp_path / "table")).to_pyarrow_table().to_pylist()}
+    assert read == {1: "ours", 2: "theirs"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"keys": [], "sequence_by": "s"}, "at least one column"),
+        ({"keys": ["k"], "sequence_by": []}, "at least one column"),
+        ({"keys": ["k"], "sequence_by": "s", "except_column_list": ["s"]}, r"must keep the columns.*lacking=\['s'\]"),
+        ({"keys": ["k"], "sequence_by": "s", "column_list": ["s", "v"]}, r"must keep the columns.*lacking=\['k'\]"),
+        ({"keys": ["k"], "sequence_by": "s", "column_list": ["k", "s"], "except_column_list": []}, "both"),
+        ({"keys": ["k"], "sequence_by": "s", "tombstone_ttl_s": 0}, "tombstone_ttl_s"),
+    ],
+)
+def test_changes_that_are_not_valid_are_refused(arguments: dict[str, Any], message: str) -> None:
+    with pytest.raises(InvalidError, match=message):
+        Changes(**arguments)
+
+
+def test_changes_set_mode_keys_and_sequence_of_the_sink(tmp_path: Path) -> None:
+    given: Mapping[str, Any] = {"keys": ["k"], "sequence_by": "s"}
+    sink = DeltaSink(str(tmp_path), changes=given)  # type: ignore[arg-type]  # a table of TOML
+    assert (sink.mode, sink.keys, sink.sequence_by, sink.changes) == ("upsert", ("k",), ("s",), Changes(**given))
+    with pytest.raises(InvalidError, match="keys must not be given beside changes"):
+        DeltaSink(str(tmp_path), keys=["other"], changes=Changes(**given))
+    with pytest.raises(InvalidError, match=r"unknown names.*key"):
+        DeltaSink(str(tmp_path), changes={"key": "k"})  # type: ignore[arg-type]

@@ -1,0 +1,154 @@
+"""Pipelines whose sink applies change data: predicates, columns, tombstones in the log, and what fails before anything becomes visible."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from deltalake import DeltaTable
+from pyspark.sql import SparkSession
+
+from airflow_provider_streamsem import Changes, DeltaSink, FilesSource, Limits, Pipeline, run_batch, verify
+from airflow_provider_streamsem.errors import DataError, InvalidError
+from airflow_provider_streamsem.pipeline.maintenance.fork import fork
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.spec.pipeline import from_json
+
+pytestmark = pytest.mark.spark
+
+CHANGES = Changes(
+    keys=["id"], sequence_by="seq", apply_as_deletes="op = 'd'", apply_as_truncates="op = 't'", except_column_list=["op"]
+)  # fmt: skip
+
+
+class Shop:
+    """A pipeline from files with changes to a Delta table. Each file is one batch."""
+
+    def __init__(self, root: Path, **sink: Any) -> None:
+        self.root, self.table = root, str(root / "table")
+        (root / "in").mkdir()
+        self.pipeline = Pipeline(
+            name="shop",
+            log=str(root / "log"),
+            source=FilesSource(path=str(root / "in"), format="json", schema="op string, seq long, id long, v string"),
+            sinks={"table": DeltaSink(self.table, **{"changes": CHANGES, **sink})},
+            limits=Limits(max_files=1),
+        )
+        self.files = 0
+
+    def arrive(self, *changes: tuple[str, int, int | None, str | None]) -> None:
+        lines = [json.dumps(dict(zip(("op", "seq", "id", "v"), change, strict=True))) for change in changes]
+        (self.root / "in" / f"{self.files:03}.json").write_text("\n".join(lines))
+        self.files += 1
+
+    def run(self, key: str = "all", **changes: Any) -> Any:
+        return run_batch(self.pipeline.replace(**changes) if changes else self.pipeline, run_key=key, drain=True)
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        table = DeltaTable(self.table).to_pyarrow_table()
+        assert table.schema.names == ["seq", "id", "v"]
+        return sorted((row["id"], row["v"]) for row in table.to_pylist())
+
+
+@pytest.fixture
+def shop(tmp_path: Path, spark: SparkSession) -> Shop:
+    return Shop(tmp_path)
+
+
+def test_changes_are_applied_in_the_order_of_their_sequence(shop: Shop) -> None:
+    shop.arrive(("c", 2, 1, "new"), ("c", 1, 1, "old"), ("c", 1, 2, "b"), ("c", 5, 3, "c"))
+    shop.arrive(("d", 6, 1, None), ("u", 4, 3, "late"), ("u", 7, 2, "b2"))
+    shop.arrive(("u", 5, 1, "late"), (None, 8, 4, "no op"), ("d", 3, 2, None))  # type: ignore[arg-type]
+    assert shop.run().batches == 3
+    assert shop.rows() == [(2, "b2"), (3, "c"), (4, "no op")]
+    shop.arrive(("t", 9, None, "ignored"), ("c", 10, 5, "after"))
+    shop.arrive(("c", 8, 6, "before the truncate"), ("c", 9, 7, "with it"))
+    shop.run("more")
+    assert shop.rows() == [(5, "after"), (7, "with it")]
+    assert verify(shop.pipeline.log).clean
+
+
+def test_repeated_and_reordered_batches_give_the_same_table(shop: Shop) -> None:
+    batches = [[("c", n, n % 3, f"{n}") for n in range(first, first + 4)] for first in (0, 4, 8)]
+    batches.append([("d", 20, 1, None)])
+    for batch in batches + batches[::-1] + [batch[::-1] for batch in batches]:
+        shop.arrive(*batch)
+    shop.run()
+    assert shop.rows() == [(0, "9"), (2, "11")]
+
+
+def test_tombstones_survive_vacuum_expiry_and_fork(shop: Shop, tmp_path: Path) -> None:
+    shop.arrive(("c", 1, 1, "a"), ("c", 1, 2, "b"))
+    shop.arrive(("d", 5, 1, None))
+    for n in range(3):
+        shop.arrive(("c", n, 10 + n, "other"))
+    shop.run()
+    vacuum(shop.pipeline, keep_versions=1, keep_days=0)
+    assert [*(tmp_path / "log" / "state").rglob("tombstones-table.parquet")]
+    shop.arrive(("u", 4, 1, "late"), ("u", 4, 2, "b2"))
+    shop.run("late")
+    assert [row for row in shop.rows() if row[0] < 10] == [(2, "b2")]
+    forked = shop.pipeline.replace(log=str(tmp_path / "fork"), sinks={"table": DeltaSink(str(tmp_path / "copy"), changes=CHANGES)})  # fmt: skip
+    fork(forked, shop.pipeline.log)
+    shop.arrive(("u", 3, 1, "late"), ("u", 3, 3, "c"))
+    run_batch(forked, run_key="fork", drain=True)
+    read = DeltaTable(str(tmp_path / "copy")).to_pyarrow_table().to_pylist()
+    assert [(row["id"], row["v"]) for row in read] == [(3, "c")]
+    assert verify(str(tmp_path / "fork")).clean
+
+
+def test_spec_in_json_has_the_changes(shop: Shop) -> None:
+    spec = shop.pipeline.to_json()
+    assert spec["sinks"]["table"]["changes"]["sequence_by"] == ["seq"]
+    assert from_json(spec) == shop.pipeline
+    assert spec["guarantee"]["conditions"] == "unchanged files, tombstones 168 h"
+    assert spec["immutable_config"]["sinks"]["table"] == {
+        "type": "delta", "path": shop.table, "partition_by": [], "mode": "upsert", "keys": ["id"], "sequence_by": ["seq"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"sequence_by": "at"}, r"lack columns of changes.*missing=\['at'\]"),
+        ({"except_column_list": ["op", "more"]}, r"lack columns of changes.*missing=\['more'\]"),
+        ({"apply_as_deletes": "kind = 'd'"}, r"cannot resolve a predicate of changes.*apply_as_deletes=.*UNRESOLVED_COLUMN"),
+    ],
+)  # fmt: skip
+def test_changes_that_do_not_fit_the_rows_are_refused_before_the_commit(
+    tmp_path: Path, spark: SparkSession, changes: dict[str, Any], message: str
+) -> None:
+    shop = Shop(tmp_path, changes=Changes(**{"keys": ["id"], "sequence_by": "seq", **changes}))
+    shop.arrive(("c", 1, 1, "a"))
+    with pytest.raises(DataError, match=message):
+        shop.run()
+    good = shop.pipeline.replace(sinks={"table": DeltaSink(shop.table, changes=CHANGES)})
+    if "sequence_by" not in changes:  # it cannot change while the log is in use
+        assert run_batch(good, run_key="all").version == 0
+
+
+def test_delete_with_a_key_only_is_applied_to_a_table_with_other_columns(tmp_path: Path, spark: SparkSession) -> None:
+    shop = Shop(tmp_path)
+    shop.arrive(("c", 1, 1, "a"), ("c", 1, 2, "b"))
+    shop.arrive(("d", 2, 1, None))
+    shop.run()
+    assert shop.rows() == [(2, "b")]
+
+
+def test_different_changes_with_one_key_and_sequence_are_refused_if_their_order_is_unknown(shop: Shop) -> None:
+    shop.arrive(("c", 1, 1, "a"), ("d", 1, 1, None))
+    with pytest.raises(DataError, match="equal keys and equal sequence_by columns"):
+        shop.run(transform=lambda frame: frame.repartition(3))
+    assert shop.run().batches == 1
+    assert shop.rows() == []
+
+
+def test_reprocessing_is_refused(shop: Shop) -> None:
+    from airflow_provider_streamsem import reprocess
+
+    shop.arrive(("c", 1, 1, "a"))
+    shop.run()
+    with pytest.raises(InvalidError, match="cannot"):
+        reprocess(shop.pipeline, 0, run_key="again")
