@@ -30,6 +30,9 @@ from airflow_provider_streamsem.testing.stores import Crash
 from tests.connectors.batches import resolve_schema, schema_of, staged
 from tests.connectors.sql.database_steps import Steps
 from tests.connectors.sql.modes import CREATE, MODES, publish
+from tests.connectors.staged_parquet.changed_table import CREATE as CREATE_CHANGED
+from tests.connectors.staged_parquet.changed_table import Database as ChangedTable
+from tests.connectors.staged_parquet.changed_table import apply_randomly
 from tests.integration.parts.mariadb import MariaDB
 from tests.integration.parts.server import home_for_others, running
 from tests.rounds import ROUNDS
@@ -389,3 +392,10 @@ def test_text_longer_than_max_allowed_packet_is_refused_before_the_commit(db: Da
     (max_bytes,) = db.run("SELECT @@max_allowed_packet")[0]
     with pytest.raises(DataError, match="max_allowed_packet"):
         staged(sink, pyarrow.table({"s": ["x" * (max_bytes + 1)]}), schema=schema_of(s="string"))
+
+
+def test_changes_give_the_newest_state_of_each_key_in_any_order_of_arrival(db: Database, tmp_path: Path) -> None:
+    db.run(CREATE_CHANGED.format(db.table))
+    apply_randomly(
+        ChangedTable(tmp_path, run=db.run, names={"conn_id": "db", "table": db.table, "markers": f"m{db.table}"})
+    )

@@ -33,6 +33,9 @@ from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.connectors.batches import marked, resolve_schema, schema_of, staged
 from tests.connectors.sql.modes import CREATE, MODES, publish
+from tests.connectors.staged_parquet.changed_table import CREATE as CREATE_CHANGED
+from tests.connectors.staged_parquet.changed_table import Database as ChangedTable
+from tests.connectors.staged_parquet.changed_table import apply_randomly
 from tests.integration.parts.postgres import Postgres
 from tests.integration.parts.server import home_for_others, running
 from tests.pipeline_fixture import PipelineFixture
@@ -667,3 +670,9 @@ def test_rows_that_spark_staged_are_written_with_an_airflow_connection(
     assert rows[0][:2] == (0, None)
     assert rows[3] == (3, "", at, datetime.date(2020, 1, 2), Decimal("0.75"), [3, None], {"a": 3, "at": at.isoformat() + "+00:00"}, {"k": 3}, b"\x00\xff", 0)  # fmt: skip
     assert [row[0] for row in rows] == [*range(1_000)]
+
+
+def test_changes_give_the_newest_state_of_each_key_in_any_order_of_arrival(db: Database, tmp_path: Path) -> None:
+    db.run(CREATE_CHANGED.format("t"))
+    names = {"conn_id": "db", "table": f"{db.schema}.t", "markers": f"{db.schema}.markers"}
+    apply_randomly(ChangedTable(tmp_path, run=db.run, names=names))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -15,7 +14,7 @@ import pyarrow
 import pytest
 from deltalake import DeltaTable
 from pyiceberg.catalog import load_catalog
-from pyiceberg.table import Table as IcebergTable
+from pyiceberg.table import Table
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -25,7 +24,7 @@ from airflow_provider_streamsem.connectors.iceberg.sink import IcebergSink
 from airflow_provider_streamsem.errors import DataError, PublishError
 from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 from tests.connectors.batches import UUID, schema_of, staged
-from tests.connectors.staged_parquet.changed_table import Event, Table, in_arrival_order, newest
+from tests.connectors.staged_parquet.changed_table import Delta, Iceberg, apply_randomly
 from tests.integration.parts.iceberg import RestCatalog
 from tests.integration.parts.server import running
 
@@ -156,21 +155,11 @@ def selecting(value: str, name: str) -> Callable[[DataFrame], DataFrame]:
     return lambda frame: frame.selectExpr("k", f"{value} AS v", f"{name} AS `odd-name`")
 
 
-@pytest.mark.parametrize("format", ["delta", "iceberg"])
+@pytest.mark.parametrize("make", [Delta, Iceberg])
 def test_changes_merged_by_spark_give_the_newest_state_of_each_key_in_any_order_of_arrival(
-    spark: SparkSession, tmp_path: Path, format: str
+    spark: SparkSession, tmp_path: Path, make: Any
 ) -> None:
-    table = Table(tmp_path, format, engine="spark", spark=SparkEngine().publishing_session)
-    chance = random.Random(7)
-    applied: list[list[Event]] = []
-    for batch in range(9):
-        events: list[Event] = [
-            (chance.randrange(12), chance.randrange(10), chance.randrange(3), chance.choice(["a", "b", None]))
-            for _ in range(7)
-        ]
-        applied.append([*events, (None, chance.randrange(4, 8), 0, None) if batch % 4 == 2 else (12, 9, batch, "c")])
-        assert table.apply(applied[-1]).rows == 8
-        assert table.rows() == newest(in_arrival_order(applied))
+    apply_randomly(make(tmp_path, engine="spark", spark=SparkEngine().publishing_session))
 
 
 def test_delete_lacks_the_values_that_the_delta_table_requires_of_other_rows(
@@ -295,7 +284,7 @@ def test_rows_merged_into_an_iceberg_table_of_any_form_are_those_of_a_dictionary
         check_read_by_pyiceberg(load_catalog("default", **location).load_table(name), expected)
 
 
-def check_read_by_pyiceberg(table: IcebergTable, expected: dict[int, tuple[Any, ...]]) -> None:
+def check_read_by_pyiceberg(table: Table, expected: dict[int, tuple[Any, ...]]) -> None:
     rows = table.scan().to_arrow().to_pylist()
     assert Counter((row["k"], row["v"], row["p"], row["at"]) for row in rows) == Counter(
         (k, *rest) for k, rest in expected.items()

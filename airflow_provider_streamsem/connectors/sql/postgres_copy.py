@@ -10,6 +10,7 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_streamsem.connectors.changes import CHANGE
 from airflow_provider_streamsem.connectors.json_rows.text import json_text
 from airflow_provider_streamsem.errors import DataError
 
@@ -155,6 +156,54 @@ def upsert(
             action=sql.SQL("UPDATE SET ") + new_values if others else sql.SQL("NOTHING"),
         )
     )
+
+
+def apply_changes(
+    connection: sa.Connection,
+    table: sa.Table,
+    names: Sequence[str],
+    keys: Sequence[str],
+    sequence_by: Sequence[str],
+    chunks: Iterable[bytes],
+) -> None:
+    """
+    Write changes by ``COPY`` into a temporary table. Then delete and upsert rows, unless the row of the table with the same keys has a greater sequence.
+
+    :param chunks: CSV with the columns ``names`` and :data:`CHANGE`. No two rows have equal keys
+    """
+    from psycopg import sql
+
+    staged, target = sql.Identifier("pg_temp", _STAGED), _target(table)
+    columns, change = [sql.Identifier(name) for name in names], sql.Identifier(CHANGE)
+    listed = sql.SQL(", ").join(columns)
+    own_keys, own_sequence = ([sql.Identifier(name) for name in own] for own in (keys, sequence_by))
+
+    row, changed = sql.Identifier("_streamsem_row"), sql.Identifier("_streamsem_changed")
+
+    def is_not_older(than: Any) -> Any:
+        """Whether a change applies to a row. The comparison is null if the row has a null, which is before every value."""
+        mine, theirs = (sql.SQL(", ").join(sql.SQL("{}.{}").format(of, c) for c in own_sequence) for of in (than, row))
+        return sql.SQL("COALESCE(ROW({}) >= ROW({}), true)").format(mine, theirs)
+
+    cursor = _cursor(connection)
+    create = sql.SQL("CREATE TEMPORARY TABLE {} ON COMMIT DROP AS SELECT {}, ''::text AS {} FROM {} WITH NO DATA")
+    cursor.execute(create.format(sql.Identifier(_STAGED), listed, change, target))
+    _copy(connection, staged, [*columns, change], chunks)
+    same = sql.SQL(" AND ").join(sql.SQL("{0}.{2} = {1}.{2}").format(row, changed, key) for key in own_keys)
+    cursor.execute(
+        sql.SQL("DELETE FROM {} AS {} USING {} AS {} WHERE {} AND {}.{} = 'd' AND {}").format(
+            target, row, staged, changed, same, changed, change, is_not_older(changed)
+        )
+    )
+    others = [sql.Identifier(name) for name in names if name not in keys]
+    new_values = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(name) for name in others)
+    cursor.execute(
+        sql.SQL(
+            "INSERT INTO {} AS {} ({}) SELECT {} FROM {} WHERE {} = 'u' ON CONFLICT ({}) DO UPDATE SET {} WHERE {}"
+        ).format(
+            target, row, listed, listed, staged, change, sql.SQL(", ").join(own_keys), new_values, is_not_older(sql.SQL("EXCLUDED"))
+        )
+    )  # fmt: skip
 
 
 def _target(table: sa.Table) -> Any:

@@ -15,7 +15,9 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
+from airflow_provider_streamsem.connectors.changes import CHANGE, Changes
 from airflow_provider_streamsem.connectors.sink import SinkCommit, SinkMarker
+from airflow_provider_streamsem.connectors.sql import changes as sql_changes
 from airflow_provider_streamsem.connectors.sql import columns as sql_columns
 from airflow_provider_streamsem.connectors.sql import database, postgres_copy
 from airflow_provider_streamsem.connectors.sql import rows as sql_rows
@@ -36,6 +38,8 @@ from airflow_provider_streamsem.stores.dataset import open_dataset
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
+
+    from airflow_provider_streamsem.connectors.staged_parquet.changed_rows import Applied
 
 _MODES = ("append", "upsert", "replace_version")
 _NAME = r"[^.\x00]+(\.[^.\x00]+)?"
@@ -73,6 +77,8 @@ class JdbcSink(TransactionalSink[_Handle]):
         reprocessing scans the table
     :param markers: the marker table, in the same database: ``table`` or ``schema.table``. The first run of a new log creates it if it is missing, and so
         does a skip
+    :param changes: applies each row as a change of the row with the same keys: an upsert or a delete. Replaces ``mode``, ``keys`` and ``sequence_by``. The
+        publisher reads the batch into memory. The columns of the sequence must be numbers, dates or timestamps
     :raises InvalidError: an argument is not valid
     """
 
@@ -87,10 +93,12 @@ class JdbcSink(TransactionalSink[_Handle]):
     sequence_by: Sequence[str] = ()
     version_column: str = "_streamsem_version"
     markers: str = "streamsem_markers"
+    changes: Changes | None = None
 
     def __post_init__(self) -> None:
         where = "sink jdbc:"
         arguments.text(f"{where} conn_id", self.conn_id)
+        keyed_rows.set_changes(where, self)
         for name in ("table", "markers"):
             arguments.text(f"{where} {name}", getattr(self, name), pattern=_NAME, accepted="table or schema.table")
         open_dataset(arguments.text(f"{where} staging", self.staging))
@@ -129,6 +137,10 @@ class JdbcSink(TransactionalSink[_Handle]):
         return (*reasons, keyed_rows.last_stays(self), _COLLATIONS) if self.merges else reasons
 
     @property
+    def conditions(self) -> str:
+        return "" if self.changes is None else self.changes.conditions
+
+    @property
     def merges(self) -> bool:
         return self.mode == "upsert"
 
@@ -145,6 +157,7 @@ class JdbcSink(TransactionalSink[_Handle]):
             "staging": normalised(self.staging),
             "mode": self.mode,
             "version_column": self.version_column if self.can_remove_rows else None,
+            **({} if self.changes is None else {"keys": list(self.keys), "sequence_by": list(self.sequence_by)}),
         }
 
     def resolve_schema(self, schema: str) -> str:
@@ -211,6 +224,8 @@ class JdbcSink(TransactionalSink[_Handle]):
 
     def _check_table(self, connection: sa.Connection, target: Target, schema: str) -> None:
         constant = self.version_column if self.can_remove_rows else None
+        if self.changes is not None:
+            keyed_rows.refuse_text(sql_columns.fields_of(schema), self.sequence_by)
         sql_columns.check(target, schema, keys=self.keys, version_column=constant)
         self._check_dialect(connection, target)
 
@@ -245,9 +260,12 @@ class JdbcSink(TransactionalSink[_Handle]):
         with connection.begin() as transaction:
             self._configure_transaction(connection)
             self._rehearse_marker(connection, markers)
-            if self.can_remove_rows:
-                connection.execute(sa.delete(target.table([self.version_column])).where(sa.false()))
-            if sql_columns.fields_of(schema):
+            if self.can_remove_rows or self.changes is not None:
+                names = list(self.keys) or [self.version_column]
+                connection.execute(sa.delete(target.table(names)).where(sa.false()))
+            if sql_columns.fields_of(schema) and self.changes is not None:
+                self._apply(connection, target, schema, None)
+            elif sql_columns.fields_of(schema):
                 self._write_rows(connection, target, schema, (), 0)
             transaction.rollback()
 
@@ -286,6 +304,8 @@ class JdbcSink(TransactionalSink[_Handle]):
         staged = StagedSink.collect(self, version, attempt_id, accepted)
         if not staged.rows:
             return staged
+        if self.changes is not None:
+            keyed_rows.check_values(self.location, staged, self.keys, (), changes=self.changes)
         failure: StreamsemError | None = None
         try:
             with self._connected() as connection:
@@ -295,7 +315,10 @@ class JdbcSink(TransactionalSink[_Handle]):
         if failure is not None:
             raise failure
         if target is not None:
-            sql_columns.refuse_nulls(target, {name for file in staged.files for name in json.loads(file.stats or "[]")})
+            with_nulls = {name for file in staged.files for name in json.loads(file.stats or "[]")}
+            if self.changes is not None:
+                with_nulls = keyed_rows.nulls_of_upserts(self.location, staged, with_nulls)
+            sql_columns.refuse_nulls(target, with_nulls)
             sql_values.refuse_misfits(self.location, staged, target)
             return replace(staged, files=tuple(replace(file, stats=target.digest) for file in staged.files))
         return staged
@@ -387,8 +410,11 @@ class JdbcSink(TransactionalSink[_Handle]):
                     raise PublishError("the sink's table no longer exists", table=self.table, version=batch.version)
                 self._delete_replaced(connection, target, batch)
                 if batch.committable.files:
-                    staged = record_batches(self.location, batch)
-                    self._write_rows(connection, target, batch.schema, staged, batch.root)
+                    if self.changes is not None:
+                        self._apply(connection, target, batch.schema, self._applied(batch, self.changes))
+                    else:
+                        staged = record_batches(self.location, batch)
+                        self._write_rows(connection, target, batch.schema, staged, batch.root)
                     # The transaction has written rows, so it holds a lock, and nobody can alter the table until it ends.
                     current = self._target(connection)
                     assert current is not None, "this transaction has just written rows into the table"
@@ -467,6 +493,36 @@ class JdbcSink(TransactionalSink[_Handle]):
                 sql_rows.upsert(connection, table, self.keys, rows)
             else:
                 sql_rows.insert(connection, table, rows)
+
+    def _applied(self, batch: SinkCommit, changes: Changes) -> Applied:
+        from airflow_provider_streamsem.connectors.staged_parquet.changed_rows import Applied
+
+        return Applied.of(keyed_rows.last_of_each(self.location, batch, self.keys), batch, changes)
+
+    def _apply(self, connection: sa.Connection, target: Target, schema: str, applied: Applied | None) -> None:
+        """Write the changes of a batch. Without ``applied``, run the statements on no rows."""
+        fields = sql_columns.fields_of(schema)
+        names = [field["name"] for field in fields]
+        table = target.table(names)
+        key_of = {column.name: column.key for column in table.columns}
+        keys, sequence = ([key_of[name] for name in own] for own in (self.keys, self.sequence_by))
+
+        def values(rows: Any, wanted: Sequence[str]) -> list[dict[str, Any]]:
+            chosen = [field for field in fields if field["name"] in wanted]
+            batches = rows.to_batches()
+            return [row for part in batches for row in sql_rows.rows_of(part, chosen, table, {})]
+
+        if applied is not None and applied.truncate is not None:
+            (at,) = values(applied.truncate, self.sequence_by)
+            sql_changes.truncate(connection, table, sequence, [at[name] for name in sequence])
+        if target.dialect == "postgresql":
+            changed = [*fields, {"name": CHANGE, "type": "string"}]
+            parts = [] if applied is None else applied.rows.to_batches()
+            chunks = (postgres_copy.csv_of(part, changed, {}) for part in parts)
+            postgres_copy.apply_changes(connection, table, names, self.keys, self.sequence_by, chunks)
+        elif applied is not None:
+            deletes = values(applied.deletes, [*self.keys, *self.sequence_by])
+            sql_changes.apply(connection, table, keys, sequence, values(applied.upserts, names), deletes)
 
     def _connected(self) -> AbstractContextManager[sa.Connection]:
         return database.connected(self.conn_id)

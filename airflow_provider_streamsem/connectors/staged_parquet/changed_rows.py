@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet
 
-from airflow_provider_streamsem.connectors.changes import CHANGE, TRUNCATE, UPSERT, Changes
+from airflow_provider_streamsem.connectors.changes import CHANGE, DELETE, TRUNCATE, UPSERT, Changes
 from airflow_provider_streamsem.connectors.data_files.contents import row_texts
 from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.errors import PublishError
@@ -101,6 +101,11 @@ class Applied:
         if self.truncate is None:
             return _all(part, value=False)
         return self._precedes(part, _repeated(self.truncate, part.num_rows))
+
+    @property
+    def deletes(self) -> Any:
+        """The rows with the keys to delete."""
+        return self.rows.filter(pc.equal(self.rows[CHANGE], DELETE))
 
     def _after_truncates(self, truncates: Any) -> Applied:
         applied = self

@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from airflow_provider_streamsem.connectors.changes import CHANGE, TRUNCATE, Changes
+from airflow_provider_streamsem.connectors.changes import CHANGE, TRUNCATE, UPSERT, Changes
 from airflow_provider_streamsem.connectors.sink import Sink, SinkCommit
 from airflow_provider_streamsem.connectors.staged_parquet.sink import parquet_files, record_batches
 from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError
@@ -127,6 +127,27 @@ def check_values(
     if any(null_like.values()):
         summary = "a string in a partition column would become null in the table"
         raise DataError(summary, columns={name: texts for name, texts in null_like.items() if texts})
+
+
+def nulls_of_upserts(location: str, staged: Committable, names: Collection[str]) -> set[str]:
+    """Return those of the columns that have nulls in upserts. A delete lacks values."""
+    import pyarrow.compute as pc
+
+    rows = _staged_columns(location, staged, [*names, CHANGE]) if names else None
+    if rows is None:
+        return set()
+    upserts = rows.filter(pc.equal(rows[CHANGE], UPSERT))
+    return {name for name in names if upserts[name].null_count}
+
+
+def refuse_text(fields: Sequence[Any], sequence_by: Sequence[str]) -> None:
+    """Refuse a sequence of texts or bytes: a database compares texts by their collation, and not by their bytes, as the tombstones are compared."""
+    texts = [
+        field["name"] for field in fields if field["name"] in sequence_by and field["type"] in ("string", "binary")
+    ]
+    if texts:
+        summary = "columns of changes.sequence_by must be numbers, dates or timestamps for a database"
+        raise DataError(summary, columns=texts).advising("cast the columns in the transform, then run again.")
 
 
 def refuse_ambiguous(

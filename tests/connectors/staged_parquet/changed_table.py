@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import random
+import sqlite3
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,8 +17,9 @@ from deltalake import DeltaTable
 from hypothesis import strategies as st
 from pyiceberg.catalog import load_catalog
 
-from airflow_provider_streamsem import Changes, DeltaSink, IcebergSink, tombstones
+from airflow_provider_streamsem import Changes, DeltaSink, IcebergSink, JdbcSink, tombstones
 from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.connections import Connection, use_resolver
 from airflow_provider_streamsem.connectors.changes import CHANGE
 from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.protocol.entries import Json
@@ -31,17 +36,15 @@ Event = tuple[int | None, int, int, str | None]
 
 
 @dataclass
-class Table:
+class Table(ABC):
     """
     A table, and the tombstones in the log of its pipeline, without a pipeline.
 
-    :param format: ``delta`` or ``iceberg``
     :param spark: opens the session in which the engine ``spark`` merges
     :param now_ms: when the next batch is planned
     """
 
     root: Path
-    format: str
     changes: Changes = CHANGES
     engine: str = "library"
     spark: Any = None
@@ -51,27 +54,22 @@ class Table:
     batches: list[SinkCommit] = field(default_factory=list)
 
     @property
-    def sink(self) -> Any:
-        if self.format == "delta":
-            return DeltaSink(str(self.root / "table"), changes=self.changes, engine=self.engine)
-        location = str(self.root / "table")
-        return IcebergSink(location, "lake.t", properties=self.catalog, changes=self.changes, engine=self.engine)
+    @abstractmethod
+    def sink(self) -> Any: ...
 
-    @property
-    def catalog(self) -> dict[str, str]:
-        return {"type": "sql", "uri": f"sqlite:///{self.root}/catalog.db", "warehouse": str(self.root)}
+    @abstractmethod
+    def stored(self) -> Sequence[Any]:
+        """Return the rows of the table: tuples of ``k``, ``at``, ``n``, ``v``."""
 
     def apply(self, events: Sequence[Event], kind: Callable[[Event], str] | None = None) -> Any:
         """Commit and publish one batch. Its rows are staged in the order of their sequence, as Spark stages them."""
         rows = sorted(events, key=lambda event: event[1:3])
-        columns = [*zip(*rows, strict=True)] or [()] * 4
+        k, at, n, v = zip(*rows, strict=True)
+        columns = {"k": k, "at": at, "n": n}
         table = pyarrow.table(
             {
-                **{
-                    name: pyarrow.array(column, pyarrow.int64())
-                    for name, column in zip(("k", "at", "n"), columns, strict=False)
-                },
-                "v": pyarrow.array(columns[3], pyarrow.string()),
+                **{name: pyarrow.array(values, pyarrow.int64()) for name, values in columns.items()},
+                "v": pyarrow.array(v, pyarrow.string()),
                 CHANGE: pyarrow.array([(kind or change)(event) for event in rows], pyarrow.string()),
             }
         )
@@ -81,20 +79,92 @@ class Table:
             self.state, {"t": self.sink}, {"t": batch.committable}, log=log.store.url,
             now_ms=self.now_ms, version=self.version, attempt_id="a" * 32,
         )  # fmt: skip
-        files = files_of_layers(self.state)
-        self.batches.append(batch := replace(batch, tombstones=files))
+        self.batches.append(batch := replace(batch, tombstones=files_of_layers(self.state)))
         self.version += 1
+        return self.publish(batch)
+
+    def publish(self, batch: SinkCommit) -> Any:
         return self.sink.publish(batch)
 
     def rows(self) -> dict[int, tuple[int, int, str]]:
-        if self.format == "delta":
-            table = DeltaTable(str(self.root / "table")).to_pyarrow_table()
-        else:
-            table = load_catalog("default", **self.catalog).load_table("lake.t").scan().to_arrow()
-        assert table.schema.names == ["k", "at", "n", "v"]
-        rows = [tuple(row.values()) for row in table.to_pylist()]
+        rows = self.stored()
         assert len({row[0] for row in rows}) == len(rows), "a key has several rows"
-        return {row[0]: row[1:] for row in rows}
+        return {row[0]: tuple(row[1:]) for row in rows}
+
+
+class Delta(Table):
+    @property
+    def sink(self) -> DeltaSink:
+        return DeltaSink(str(self.root / "table"), changes=self.changes, engine=self.engine)
+
+    def stored(self) -> Sequence[Any]:
+        return _tuples(DeltaTable(str(self.root / "table")).to_pyarrow_table())
+
+
+class Iceberg(Table):
+    @property
+    def sink(self) -> IcebergSink:
+        location = str(self.root / "table")
+        return IcebergSink(location, "lake.t", properties=self._catalog, changes=self.changes, engine=self.engine)
+
+    @property
+    def _catalog(self) -> dict[str, str]:
+        return {"type": "sql", "uri": f"sqlite:///{self.root}/catalog.db", "warehouse": str(self.root)}
+
+    def stored(self) -> Sequence[Any]:
+        return _tuples(load_catalog("default", **self._catalog).load_table("lake.t").scan().to_arrow())
+
+
+CREATE = "CREATE TABLE {} (k bigint PRIMARY KEY, at bigint, n bigint, v varchar(9) NOT NULL)"
+
+
+@dataclass
+class Database(Table):
+    """
+    A table of a database. It has a column that must not be null, which a delete lacks.
+
+    :param run: runs a statement, and returns its rows
+    :param names: arguments of the sink: the connection and the names of the tables
+    """
+
+    run: Callable[[str], Sequence[Any]] = lambda statement: []
+    names: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def sink(self) -> JdbcSink:
+        return JdbcSink(staging=str(self.root / "staging"), changes=self.changes, **self.names)
+
+    def stored(self) -> Sequence[Any]:
+        return [tuple(row) for row in self.run("SELECT k, at, n, v FROM t ")]
+
+
+class Sqlite(Database):
+    """A table in a SQLite file, which the connection ``db`` reaches."""
+
+    def __init__(self, root: Path) -> None:
+        super().__init__(root, run=self._run, names={"conn_id": "db", "table": "t"})
+        self._run(CREATE.format("t"))
+
+    def _run(self, statement: str) -> Sequence[Any]:
+        with closing(sqlite3.connect(self.root / "table.db")) as connection, connection:
+            return connection.execute(statement).fetchall()
+
+    def apply(self, events: Sequence[Event], kind: Callable[[Event], str] | None = None) -> Any:
+        with self._connected():
+            return super().apply(events, kind)
+
+    def publish(self, batch: SinkCommit) -> Any:
+        with self._connected():
+            return super().publish(batch)
+
+    def _connected(self) -> AbstractContextManager[None]:
+        host = str(self.root / "table.db")
+        return use_resolver(lambda conn_id: Connection(conn_id=conn_id, conn_type="sqlite", host=host))
+
+
+def _tuples(table: Any) -> Sequence[Any]:
+    assert table.schema.names == ["k", "at", "n", "v"]
+    return [tuple(row.values()) for row in table.to_pylist()]
 
 
 def change(event: Event) -> str:
@@ -125,3 +195,17 @@ EVENTS = st.tuples(
     st.integers(0, 2),
     st.sampled_from(["a", "b", None]),
 ).map(lambda event: event if event[0] is not None else (*event[:3], None))
+
+
+def apply_randomly(table: Table) -> None:
+    """Apply batches with late changes, deletes and truncates, and compare the rows after each batch."""
+    chance = random.Random(7)
+    applied: list[list[Event]] = []
+    for batch in range(9):
+        events: list[Event] = [
+            (chance.randrange(12), chance.randrange(10), chance.randrange(3), chance.choice(["a", "b", None]))
+            for _ in range(7)
+        ]
+        applied.append([*events, (None, chance.randrange(4, 8), 0, None) if batch % 4 == 2 else (12, 9, batch, "c")])
+        assert table.apply(applied[-1]).rows == 8
+        assert table.rows() == newest(in_arrival_order(applied))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -16,25 +16,35 @@ from hypothesis import strategies as st
 from airflow_provider_streamsem import Changes, DeltaSink
 from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError
 from airflow_provider_streamsem.state.layers import tombstones_of
-from tests.connectors.staged_parquet.changed_table import EVENTS, Event, Table, in_arrival_order, newest
+from tests.connectors.staged_parquet.changed_table import (
+    EVENTS,
+    Delta,
+    Event,
+    Iceberg,
+    Sqlite,
+    Table,
+    in_arrival_order,
+    newest,
+)
 
 
-@pytest.mark.parametrize("format", ["delta", "iceberg"])
+@pytest.mark.parametrize("make", [Delta, Iceberg, Sqlite])
 @settings(max_examples=15, deadline=None)
 @given(applied=st.lists(st.lists(EVENTS, min_size=1, max_size=6), min_size=1, max_size=5))
 def test_table_has_the_newest_state_of_each_key_in_any_order_of_arrival(
-    format: str, applied: list[list[Event]]
+    make: Callable[[Path], Table], applied: list[list[Event]]
 ) -> None:
     with tempfile.TemporaryDirectory() as root:
-        table = Table(Path(root), format)
+        table = make(Path(root))
         for at, events in enumerate(applied):
             assert table.apply(events).rows == len(events)
             assert table.rows() == newest(in_arrival_order(applied[: at + 1]))
 
 
-@pytest.fixture(params=["delta", "iceberg"])
+@pytest.fixture(params=[Delta, Iceberg, Sqlite])
 def table(request: pytest.FixtureRequest, tmp_path: Path) -> Table:
-    return Table(tmp_path, request.param)
+    made: Table = request.param(tmp_path)
+    return made
 
 
 def test_late_update_does_not_insert_a_deleted_row_again(table: Table) -> None:
@@ -57,8 +67,8 @@ def test_batch_of_deletes_only_deletes_and_is_published_once(table: Table) -> No
     table.apply([(1, 2, 0, None)])
     table.apply([(2, 2, 0, None), (3, 2, 0, None)])
     assert table.rows() == {}
-    assert table.sink.publish(table.batches[0]) is None
-    assert table.sink.publish(table.batches[-1]).result == "applied"
+    assert table.publish(table.batches[0]) is None
+    assert table.publish(table.batches[-1]).result == "applied"
     assert table.rows() == {}
 
 
@@ -73,7 +83,7 @@ def test_truncate_deletes_older_rows_and_no_late_change_inserts_one(table: Table
 def test_tombstone_is_kept_for_its_time_to_live(tmp_path: Path) -> None:
     ttl = Changes(keys=["k"], sequence_by=["at", "n"], tombstone_ttl_s=10)
     for late_ms, expected in ((10_000, {}), (10_001, {1: (1, 0, "late")})):
-        table = Table(tmp_path / str(late_ms), "delta", ttl)
+        table = Delta(tmp_path / str(late_ms), ttl)
         table.apply([(1, 5, 0, None)])
         table.now_ms = late_ms
         table.apply([(1, 1, 0, "late")])
@@ -81,7 +91,7 @@ def test_tombstone_is_kept_for_its_time_to_live(tmp_path: Path) -> None:
 
 
 def test_number_of_layers_stays_small_and_no_tombstone_is_lost(tmp_path: Path) -> None:
-    table = Table(tmp_path, "delta")
+    table = Delta(tmp_path)
     for k in range(40):
         table.apply([(k, 5, 0, None)])
         assert len(tombstones_of(table.state)["t"].layers) <= 6
@@ -97,7 +107,7 @@ def test_missing_file_with_tombstones_is_reported_and_nothing_is_published(table
         table.apply([(1, 1, 0, "late")])
     assert table.rows() == {}
     file.with_suffix(".moved").rename(file)
-    assert table.sink.publish(table.batches[-1]).result == "applied"
+    assert table.publish(table.batches[-1]).result == "applied"
     assert table.rows() == {}
 
 
@@ -115,7 +125,7 @@ def test_row_of_another_writer_without_a_sequence_is_older_than_every_change(tmp
     from deltalake import write_deltalake
 
     write_deltalake(str(tmp_path / "table"), pyarrow.table({"k": [1, 2], "v": ["theirs", "theirs"]}))
-    table = Table(tmp_path, "delta")
+    table = Delta(tmp_path)
     table.apply([(1, 0, 0, "ours")])
     read = {row["k"]: row["v"] for row in DeltaTable(str(tmp_path / "table")).to_pyarrow_table().to_pylist()}
     assert read == {1: "ours", 2: "theirs"}

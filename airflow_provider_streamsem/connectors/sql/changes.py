@@ -1,0 +1,85 @@
+"""Applies change data to a database table by SQLAlchemy. For upserts and deletes in Postgres see ``postgres_copy.py``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import sqlalchemy as sa
+
+
+def truncate(connection: sa.Connection, table: sa.Table, sequence: Sequence[str], values: Sequence[Any]) -> None:
+    """Delete the rows before a sequence. A null is before every value."""
+    import sqlalchemy as sa
+
+    connection.execute(sa.delete(table).where(~_is_at_least([table.columns[name] for name in sequence], values)))
+
+
+def apply(
+    connection: sa.Connection,
+    table: sa.Table,
+    keys: Sequence[str],
+    sequence: Sequence[str],
+    upserts: Sequence[dict[str, Any]],
+    deletes: Sequence[dict[str, Any]],
+) -> None:
+    """
+    Delete and upsert rows, unless the row of the table with the same keys has a greater sequence.
+
+    :param keys: keys of columns of ``table``, as ``sequence``
+    :param upserts: key of the column → value, for every column. No two rows have equal keys
+    :param deletes: likewise, for the columns of ``keys`` and ``sequence``
+    """
+    import sqlalchemy as sa
+
+    deleted = sa.delete(table).where(*[table.columns[name] == sa.bindparam(f"_{name}") for name in keys])
+    in_table = [table.columns[name] for name in sequence]
+    deleted = deleted.where(~_is_more(in_table, [sa.bindparam(f"_{name}", type_=table.columns[name].type) for name in sequence]))  # fmt: skip
+    if deletes:
+        bound = [{f"_{name}": row[name] for name in (*keys, *sequence)} for row in deletes]
+        connection.execute(deleted, bound)
+    if upserts:
+        connection.execute(_upsert(connection.dialect.name, table, keys, sequence), list(upserts))
+
+
+def _upsert(dialect: str, table: sa.Table, keys: Sequence[str], sequence: Sequence[str]) -> Any:
+    import sqlalchemy as sa
+    import sqlalchemy.dialects.mysql
+    import sqlalchemy.dialects.sqlite
+
+    in_table = [table.columns[name] for name in sequence]
+    # The columns of the sequence come last: MySQL assigns one column after the other, and compares with the values assigned so far.
+    others = [column for column in table.columns if column.key not in (*keys, *sequence)]
+    others += [table.columns[name] for name in reversed(sequence)]
+    if dialect == "sqlite":
+        added = sqlalchemy.dialects.sqlite.insert(table).prefix_with("OR ABORT")
+        applies = ~_is_more(in_table, [added.excluded[name] for name in sequence])
+        unique = [table.columns[name] for name in keys]
+        values = {column: added.excluded[column.key] for column in others}
+        return added.on_conflict_do_update(index_elements=unique, set_=values, where=applies)
+    inserted = sqlalchemy.dialects.mysql.insert(table)
+    applies = ~_is_more(in_table, [inserted.inserted[name] for name in sequence])
+    return inserted.on_duplicate_key_update(
+        [(c.key, sa.func.if_(applies, inserted.inserted[c.key], c)) for c in others]
+    )
+
+
+def _is_more(columns: Sequence[Any], values: Sequence[Any]) -> Any:
+    """A null in the table is before every value, so the result is never null."""
+    return _compared(columns, values, least=False)
+
+
+def _is_at_least(columns: Sequence[Any], values: Sequence[Any]) -> Any:
+    return _compared(columns, values, least=True)
+
+
+def _compared(columns: Sequence[Any], values: Sequence[Any], *, least: bool) -> Any:
+    """Return whether columns are more than values, compared in the order of the columns; with ``least``, more or equal."""
+    import sqlalchemy as sa
+
+    result: Any = sa.true() if least else sa.false()
+    for column, value in reversed([*zip(columns, values, strict=True)]):
+        result = sa.or_(column > value, sa.and_(column == value, result))
+        result = sa.and_(column.is_not(None), result)
+    return result
