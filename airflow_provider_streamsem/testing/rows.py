@@ -12,6 +12,7 @@ from typing import Any
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.connectors.changes import CHANGE, DELETE, TRUNCATE, UPSERT, Changes
 from airflow_provider_streamsem.connectors.columns import types as column_types
 from airflow_provider_streamsem.connectors.landing.messages import body_of
 from airflow_provider_streamsem.connectors.pipeline.source import PipelineSource
@@ -21,7 +22,7 @@ from airflow_provider_streamsem.engine import Contents, Job, Produced, RewriteJo
 from airflow_provider_streamsem.errors import DataError, InvalidError, StageError
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
-from airflow_provider_streamsem.protocol.entries import DataFile, Json, Quarantine
+from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json, Quarantine
 from airflow_provider_streamsem.stores.contract import open_store, split_url
 
 SCHEMA = json.dumps({"type": "struct", "fields": []})
@@ -36,6 +37,9 @@ class RowsEngine:
     writes Parquet. For landed messages, the rows are the message bodies. It refuses a pipeline with partitions, other formats or an SQL predicate.
 
     The transform receives a list of dicts, and returns one list, or a mapping of sink names to lists. A line that is not a JSON object is quarantined.
+
+    For a sink with ``changes``, the transform sets the column :data:`airflow_provider_streamsem.connectors.changes.CHANGE` of each row, because this engine
+    evaluates no SQL.
 
     The columns of a sink outside the log are those of the first row (integers, floats, strings and booleans). Without rows, they are those of earlier batches.
 
@@ -64,12 +68,15 @@ class RowsEngine:
         sinks = {}
         for name, sink in sorted(job.sinks.items()):
             self._step(f"write {name}")
+            if sink.changes is not None:
+                out[name] = _in_sequence(out[name], sink.changes)
             if sink.is_outside_log:
                 _refuse_casts(name, _schema(out[name]), sink.resolve_schema(_schema(out[name])))
             self._write(sink.attempt_location(job.plan.version, job.attempt_id), out[name], sink.format)
             with telemetry.phase("collect"):
                 self._step(f"collect {name}")
                 sinks[name] = sink.collect(job.plan.version, job.attempt_id)
+        state = self._with_tombstones(job, log, sinks, state)
         if len(bad) > job.max_quarantined:
             raise DataError(
                 "the number of records that cannot be parsed exceeds limits.max_quarantined",
@@ -156,6 +163,17 @@ class RowsEngine:
         self._step("write deduplication state")
         return passing, batch.write_state(job.plan.version, job.attempt_id)
 
+    def _with_tombstones(self, job: Job, log: CommitLog, staged: Mapping[str, Committable], state: Json) -> Json:
+        if all(sink.changes is None for sink in job.sinks.values()):
+            return state
+        from airflow_provider_streamsem import tombstones
+
+        self._step("write tombstones")
+        return tombstones.state_after(
+            state, job.sinks, staged, log=log.store.url,
+            now_ms=job.batch_time_ms, version=job.plan.version, attempt_id=job.attempt_id,
+        )  # fmt: skip
+
     def _write(self, location: str, rows: list[dict[str, Any]], format: str) -> None:
         directory = split_url(location)[1]
         os.makedirs(directory, exist_ok=False)
@@ -209,8 +227,18 @@ def _schema(rows: list[dict[str, Any]]) -> str:
     fields = [
         {"name": name, "type": _TYPES[type(value)], "nullable": True, "metadata": {}}
         for name, value in (rows[0] if rows else {}).items()
+        if name != CHANGE
     ]
     return json.dumps({"type": "struct", "fields": fields})
+
+
+def _in_sequence(rows: list[dict[str, Any]], changes: Changes) -> list[dict[str, Any]]:
+    unmarked = sum(row.get(CHANGE) not in (UPSERT, DELETE, TRUNCATE) for row in rows)
+    if unmarked:
+        raise InvalidError(
+            "an engine without Spark evaluates no predicates of changes", unmarked=unmarked, column=CHANGE, accepted=[UPSERT, DELETE, TRUNCATE]
+        ).advising("set the column in the transform of the test, or use SparkEngine.")  # fmt: skip
+    return sorted(rows, key=lambda row: tuple(row[name] for name in changes.sequence_by))
 
 
 def _refuse_casts(name: str, schema: str, accepted: str) -> None:
