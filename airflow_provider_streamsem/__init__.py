@@ -169,7 +169,7 @@ __all__ = [
 if TYPE_CHECKING:
     from airflow_provider_streamsem.assets import log_uri
     from airflow_provider_streamsem.connectors.amqp.client import AmqpQueue
-    from airflow_provider_streamsem.connectors.changes import Changes as Changes
+    from airflow_provider_streamsem.connectors.changes import Changes
     from airflow_provider_streamsem.connectors.delta.lookup import DeltaTable
     from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
     from airflow_provider_streamsem.connectors.delta.source import DeltaSource
