@@ -63,7 +63,7 @@ from airflow_provider_streamsem.readers.lag import lag as lag_of
 from airflow_provider_streamsem.readers.verify import Verdict
 from airflow_provider_streamsem.readers.verify import verify as verify_
 from airflow_provider_streamsem.spark import packages
-from airflow_provider_streamsem.state.layers import id_layers
+from airflow_provider_streamsem.state.layers import id_layers, tombstones_of
 from airflow_provider_streamsem.state.settings import operator_state
 from airflow_provider_streamsem.stores.contract import open_store
 
@@ -203,7 +203,11 @@ def _state_text(state: dict[str, Json]) -> str:
     operators = [f"{operator.name}: {operator.rows} rows, {operator.bytes} bytes" for operator in stored]
     layers = id_layers(state)
     ids = [f"dedup: {sum(layer.rows for layer in layers)} ids in {len(layers)} layers"] if layers else []
-    return "; ".join([*operators, *ids]) or "empty"
+    tombstones = [
+        f"tombstones of {sink}: {sum(layer.rows for layer in stored.layers)} in {len(stored.layers)} layers"
+        for sink, stored in tombstones_of(state).items()
+    ]
+    return "; ".join([*operators, *ids, *tombstones]) or "empty"
 
 
 def _files_of(outcome: Outcome) -> list[str]:

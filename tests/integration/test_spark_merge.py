@@ -159,7 +159,7 @@ def selecting(value: str, name: str) -> Callable[[DataFrame], DataFrame]:
 def test_changes_merged_by_spark_give_the_newest_state_of_each_key_in_any_order_of_arrival(
     spark: SparkSession, tmp_path: Path, make: Any
 ) -> None:
-    apply_randomly(make(tmp_path, engine="spark", spark=SparkEngine().publishing_session))
+    apply_randomly(make(tmp_path, engine="spark", spark=SparkEngine().publishing_session), count=5)
 
 
 def test_delete_lacks_the_values_that_the_delta_table_requires_of_other_rows(

@@ -7,17 +7,14 @@ Any process may publish a commit, and any number of processes may do so. Each ca
 from __future__ import annotations
 
 from collections.abc import Sequence
-from contextlib import AbstractContextManager
 from dataclasses import replace
-from functools import partial
 from itertools import chain
-from typing import Any
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.arguments import text, text_list
 from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
 from airflow_provider_streamsem.connectors.columns.recorded import fields
-from airflow_provider_streamsem.connectors.sink import PublishingSink, Sink, SinkCommit
+from airflow_provider_streamsem.connectors.sink import PublishingSink, SinkCommit
 from airflow_provider_streamsem.engine import Engine
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, MarkerConflictError
 from airflow_provider_streamsem.pipeline.spec.binding import BoundPipeline, bind_existing
@@ -75,7 +72,7 @@ def _publish_or_skip(
             batch = replace(
                 batch,
                 may_close_claims=may_close and (not skipped_sinks or is_skipped),
-                spark=None if engine is None else partial(_session, engine),
+                spark=None if engine is None else engine.publishing_session,
             )
             receipt = sink.skip(batch) if is_skipped else sink.publish(batch)
             if receipt is None and (stored := log.receipts(version)) is not None:
@@ -103,10 +100,6 @@ def _publish_or_skip(
         published, stored = log.put_receipts(head, receipts)
         telemetry.emit(telemetry.Published.from_receipts, stored)
     return published
-
-
-def _session(engine: Engine, sink: Sink) -> AbstractContextManager[Any]:
-    return engine.publishing_session(sink)
 
 
 def _check_sinks(bound: BoundPipeline, outcome: Outcome) -> None:

@@ -11,6 +11,7 @@ import pytest
 from deltalake import DeltaTable
 
 from airflow_provider_streamsem import Changes, DeltaSink, Pipeline
+from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.connectors.changes import CHANGE
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.stores.local import LocalStore
@@ -84,11 +85,15 @@ def test_vacuum_deletes_tombstones_of_lost_attempts_and_of_expired_versions_only
     assert 0 < len(files) < 6
 
 
-def test_tombstones_that_were_deleted_or_changed_are_reported(tmp_path: Path) -> None:
+def test_tombstones_are_shown_and_those_that_were_deleted_or_changed_are_reported(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     fixture = ChangesFixture(tmp_path)
     fixture.arrive(4)
     fixture.run("all", drain=True)
     fixture.check_newest()
+    assert main(["show", fixture.store.url, "1"]) == 0
+    assert "tombstones of table: 4 in 1 layers" in capsys.readouterr().out
     newest_file = max((tmp_path / "log" / "state").rglob("tombstones-table.parquet"))
     newest_file.write_bytes(newest_file.read_bytes()[:-1])
     assert any("tombstones" in str(violation) for violation in fixture.verdict().violations)

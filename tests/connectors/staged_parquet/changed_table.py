@@ -197,11 +197,11 @@ EVENTS = st.tuples(
 ).map(lambda event: event if event[0] is not None else (*event[:3], None))
 
 
-def apply_randomly(table: Table) -> None:
+def apply_randomly(table: Table, *, count: int = 9) -> None:
     """Apply batches with late changes, deletes and truncates, and compare the rows after each batch."""
     chance = random.Random(7)
     applied: list[list[Event]] = []
-    for batch in range(9):
+    for batch in range(count):
         events: list[Event] = [
             (chance.randrange(12), chance.randrange(10), chance.randrange(3), chance.choice(["a", "b", None]))
             for _ in range(7)
