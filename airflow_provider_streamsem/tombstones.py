@@ -9,6 +9,7 @@ imports pyarrow.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -19,6 +20,7 @@ import pyarrow.parquet
 from airflow_provider_streamsem.connectors.changes import CHANGE, UPSERT, Changes
 from airflow_provider_streamsem.connectors.files.layers import layers_dataset
 from airflow_provider_streamsem.connectors.sink import Sink
+from airflow_provider_streamsem.connectors.staged_parquet.current_tombstones import current_tombstones, types_of
 from airflow_provider_streamsem.connectors.staged_parquet.sink import parquet_files
 from airflow_provider_streamsem.errors import StageError
 from airflow_provider_streamsem.protocol import keys
@@ -26,7 +28,6 @@ from airflow_provider_streamsem.protocol.entries import Committable, Json
 from airflow_provider_streamsem.state.layers import (
     Layer,
     Tombstones,
-    newer_than,
     split,
     tombstones_of,
     with_tombstones,
@@ -39,6 +40,7 @@ def state_after(
     state: Json,
     sinks: Mapping[str, Sink],
     staged: Mapping[str, Committable],
+    schemas: Mapping[str, str],
     *,
     log: str,
     now_ms: int,
@@ -50,6 +52,7 @@ def state_after(
 
     :param state: the field with the tombstones before the batch
     :param staged: sink → the staged rows
+    :param schemas: sink → its columns, as schema JSON in Spark's form
     :param log: URL of the log
     :param now_ms: when the batch was planned, in milliseconds UTC
     """
@@ -58,22 +61,17 @@ def state_after(
     for name, sink in sinks.items():
         if (changes := sink.changes) is None:
             continue
-        layers = _current(before.get(name), changes, now_ms)
+        types = types_of(schemas.get(name), changes)
+        current = current_tombstones(name, before.get(name), changes, types, now_ms)
+        layers: Sequence[Layer] = current.layers
         deleted = _deleted(sink.location, staged[name], changes)
         if deleted is not None:
             files = _Files(log, version, attempt_id)
             kept, older = split(layers, deleted.num_rows)
             written = files.write(name, _newest([*files.read(older), deleted], changes))
             layers = with_written(kept, older, written, now_ms)
-        after[name] = Tombstones(keys=(*changes.keys,), sequence_by=(*changes.sequence_by,), layers=(*layers,))
+        after[name] = replace(current, layers=tuple(layers))
     return with_tombstones(state, after) if after or before else state
-
-
-def _current(stored: Tombstones | None, changes: Changes, now_ms: int) -> list[Layer]:
-    """Return the layers that are not expired. Those of a sink that an alter or a fork has replaced, with other columns, have no meaning for this sink."""
-    if stored is None or (stored.keys, stored.sequence_by) != ((*changes.keys,), (*changes.sequence_by,)):
-        return []
-    return newer_than(stored.layers, changes.cutoff_ms(now_ms))
 
 
 def _deleted(location: str, staged: Committable, changes: Changes) -> Any:
@@ -88,10 +86,15 @@ def _deleted(location: str, staged: Committable, changes: Changes) -> Any:
 
 def _newest(parts: Sequence[Any], changes: Changes) -> Any:
     """Return the row with the greatest sequence of each key. An older layer may have narrower types."""
-    rows = pa.concat_tables([part.cast(parts[-1].schema) for part in parts])
-    rows = rows.sort_by([(name, "ascending") for name in changes.sequence_by])
-    numbered = rows.select(list(changes.keys)).append_column("at", pa.array(np.arange(rows.num_rows)))
-    return rows.take(numbered.group_by(list(changes.keys)).aggregate([("at", "max")])["at_max"])
+    schema = pa.schema([field.with_nullable(True) for field in parts[-1].schema.remove_metadata()])
+    rows = pa.concat_tables([part.cast(schema) for part in parts])
+    keys = [f"k{number}" for number in range(len(changes.keys))]
+    sequence = [f"s{number}" for number in range(len(changes.sequence_by))]
+    named = rows.rename_columns([*keys, *sequence])  # a user's column may have any name
+    order = pc.sort_indices(named, [(name, "ascending") for name in sequence])
+    numbered = named.select(keys).take(order).append_column("at", pa.array(np.arange(rows.num_rows)))
+    last = numbered.group_by(keys).aggregate([("at", "max")])["at_max"]
+    return rows.take(order.take(last))
 
 
 class _Files:

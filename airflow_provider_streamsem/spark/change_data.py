@@ -20,7 +20,10 @@ def marked(sink: str, frame: DataFrame, changes: Changes) -> DataFrame:
         summary = "the rows lack columns of changes"
         raise DataError(summary, sink=sink, missing=missing, columns=frame.columns)
     if CHANGE in (name.lower() for name in frame.columns):
-        raise DataError("the rows have a column with the name of a column of changes", sink=sink, column=CHANGE)
+        summary = "the rows have a column with the name of a column of changes"
+        raise DataError(summary, sink=sink, column=CHANGE).advising(
+            "rename the column in the transform, then run again."
+        )
     deletes, truncates = changes.apply_as_deletes, changes.apply_as_truncates
     try:
         change = F.when(_is_true(truncates), F.lit(TRUNCATE)).when(_is_true(deletes), F.lit(DELETE))

@@ -114,5 +114,6 @@ class Sequencing:
             return
         is_grouped = is_defined and not sink.sequence_by  # a sort by `sequence_by` distributes the rows again
         keyed_rows.refuse_ambiguous(
-            location, staged, sink.last_of, sink.sequence_by, groups=self._groups or () if is_grouped else ()
-        )
+            location, staged, sink.last_of, sink.sequence_by,
+            groups=self._groups or () if is_grouped else (), of_changes=sink.changes is not None,
+        )  # fmt: skip

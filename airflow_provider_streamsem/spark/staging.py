@@ -385,7 +385,7 @@ class Staging:
 
     def _with_tombstones(self, state: Json, staged: Mapping[str, Committable]) -> Json:
         return tombstones.state_after(
-            state, self.job.sinks, staged, log=self.log.store.url,
+            state, self.job.sinks, staged, self._schemas, log=self.log.store.url,
             now_ms=self.job.batch_time_ms, version=self.job.plan.version, attempt_id=self.job.attempt_id,
         )  # fmt: skip
 

@@ -43,11 +43,13 @@ class Tombstones:
 
     :param keys: the columns of the key
     :param sequence_by: the columns of the sequence
+    :param types: the types of these columns when the newest layer was written, in Spark's form
     :param layers: oldest first
     """
 
     keys: tuple[str, ...]
     sequence_by: tuple[str, ...]
+    types: tuple[str, ...] = ()
     layers: tuple[Layer, ...] = ()
 
 
@@ -75,6 +77,7 @@ def with_tombstones(state: Json, tombstones: Mapping[str, Tombstones]) -> Json:
         sink: {
             "keys": list(of_sink.keys),
             "sequence_by": list(of_sink.sequence_by),
+            "types": list(of_sink.types),
             "layers": layers_json(of_sink.layers),
         }
         for sink, of_sink in sorted(tombstones.items())

@@ -76,7 +76,8 @@ class RowsEngine:
             with telemetry.phase("collect"):
                 self._step(f"collect {name}")
                 sinks[name] = sink.collect(job.plan.version, job.attempt_id)
-        state = self._with_tombstones(job, log, sinks, state)
+        schemas = {name: _columns(job, name, out[name]) for name in sinks}
+        state = self._with_tombstones(job, log, sinks, schemas, state)
         if len(bad) > job.max_quarantined:
             raise DataError(
                 "the number of records that cannot be parsed exceeds limits.max_quarantined",
@@ -89,7 +90,7 @@ class RowsEngine:
         self._step("staged")
         return Produced(
             sinks=sinks,
-            schemas={name: _columns(job, name, out[name]) for name in sinks},
+            schemas=schemas,
             quarantine=self._quarantine(job, bad, log),
             counts=counts,
             passed_to_writer={name: len(out[name]) for name in sinks},
@@ -163,14 +164,16 @@ class RowsEngine:
         self._step("write deduplication state")
         return passing, batch.write_state(job.plan.version, job.attempt_id)
 
-    def _with_tombstones(self, job: Job, log: CommitLog, staged: Mapping[str, Committable], state: Json) -> Json:
+    def _with_tombstones(
+        self, job: Job, log: CommitLog, staged: Mapping[str, Committable], schemas: Mapping[str, str], state: Json
+    ) -> Json:
         if all(sink.changes is None for sink in job.sinks.values()):
             return state
         from airflow_provider_streamsem import tombstones
 
         self._step("write tombstones")
         return tombstones.state_after(
-            state, job.sinks, staged, log=log.store.url,
+            state, job.sinks, staged, schemas, log=log.store.url,
             now_ms=job.batch_time_ms, version=job.plan.version, attempt_id=job.attempt_id,
         )  # fmt: skip
 

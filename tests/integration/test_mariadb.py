@@ -31,8 +31,8 @@ from tests.connectors.batches import resolve_schema, schema_of, staged
 from tests.connectors.sql.database_steps import Steps
 from tests.connectors.sql.modes import CREATE, MODES, publish
 from tests.connectors.staged_parquet.changed_table import CREATE as CREATE_CHANGED
+from tests.connectors.staged_parquet.changed_table import KINDS, apply_randomly
 from tests.connectors.staged_parquet.changed_table import Database as ChangedTable
-from tests.connectors.staged_parquet.changed_table import apply_randomly
 from tests.integration.parts.mariadb import MariaDB
 from tests.integration.parts.server import home_for_others, running
 from tests.rounds import ROUNDS
@@ -395,7 +395,21 @@ def test_text_longer_than_max_allowed_packet_is_refused_before_the_commit(db: Da
 
 
 def test_changes_give_the_newest_state_of_each_key_in_any_order_of_arrival(db: Database, tmp_path: Path) -> None:
-    db.run(CREATE_CHANGED.format(db.table))
+    db.run(CREATE_CHANGED.format(db.table, "bigint", "bigint"))
     apply_randomly(
         ChangedTable(tmp_path, run=db.run, names={"conn_id": "db", "table": db.table, "markers": f"m{db.table}"})
     )
+
+
+@pytest.mark.parametrize(("collation", "is_exact"), [("utf8mb4_general_ci", False), ("utf8mb4_bin", False), ("utf8mb4_nopad_bin", True)])  # fmt: skip
+def test_text_keys_of_changes_need_a_collation_that_compares_every_character(
+    db: Database, tmp_path: Path, collation: str, is_exact: bool
+) -> None:
+    db.run(CREATE_CHANGED.format(db.table, f"varchar(40) COLLATE {collation}", "bigint"))
+    names = {"conn_id": "db", "table": db.table, "markers": f"m{db.table}"}
+    table = ChangedTable(tmp_path, run=db.run, names=names, key=KINDS["string"])
+    if is_exact:
+        apply_randomly(table, count=3)
+    else:
+        with pytest.raises(DataError, match="considers different texts of key columns equal"):
+            table.apply([(1, 1, 0, "a")])

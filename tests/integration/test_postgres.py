@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime
 import json
 import math
+import os
 import threading
 import time
 import uuid
@@ -34,8 +35,8 @@ from airflow_provider_streamsem.testing.stores import Crash
 from tests.connectors.batches import marked, resolve_schema, schema_of, staged
 from tests.connectors.sql.modes import CREATE, MODES, publish
 from tests.connectors.staged_parquet.changed_table import CREATE as CREATE_CHANGED
+from tests.connectors.staged_parquet.changed_table import KINDS, apply_randomly
 from tests.connectors.staged_parquet.changed_table import Database as ChangedTable
-from tests.connectors.staged_parquet.changed_table import apply_randomly
 from tests.integration.parts.postgres import Postgres
 from tests.integration.parts.server import home_for_others, running
 from tests.pipeline_fixture import PipelineFixture
@@ -672,7 +673,40 @@ def test_rows_that_spark_staged_are_written_with_an_airflow_connection(
     assert [row[0] for row in rows] == [*range(1_000)]
 
 
-def test_changes_give_the_newest_state_of_each_key_in_any_order_of_arrival(db: Database, tmp_path: Path) -> None:
-    db.run(CREATE_CHANGED.format("t"))
+@pytest.mark.parametrize(
+    ("key", "sequence"), [("long", "long"), ("string", "timestamp"), ("decimal", "timestamp_ntz"), ("date", "decimal"), ("timestamp", "date")]
+)  # fmt: skip
+def test_changes_give_the_newest_state_of_each_key_in_any_order_of_arrival(
+    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, sequence: str
+) -> None:
+    connection = {**json.loads(os.environ["AIRFLOW_CONN_DB"]), "extra": {"options": "-c timezone=America/New_York"}}
+    monkeypatch.setenv("AIRFLOW_CONN_DB", json.dumps(connection))
+    kinds = KINDS[key], KINDS[sequence]
+    db.run(CREATE_CHANGED.format("t", *(kind.postgres for kind in kinds)))
     names = {"conn_id": "db", "table": f"{db.schema}.t", "markers": f"{db.schema}.markers"}
-    apply_randomly(ChangedTable(tmp_path, run=db.run, names=names))
+    apply_randomly(ChangedTable(tmp_path, run=db.run, names=names, key=kinds[0], sequence=kinds[1]))
+
+
+def test_change_whose_delete_a_trigger_would_suppress_is_refused(db: Database, tmp_path: Path) -> None:
+    db.run(CREATE_CHANGED.format("t", "bigint", "bigint"))
+    names = {"conn_id": "db", "table": f"{db.schema}.t", "markers": f"{db.schema}.markers"}
+    table = ChangedTable(tmp_path, run=db.run, names=names)
+    table.apply([(1, 1, 0, "a")])
+    db.run("CREATE FUNCTION keep() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN RETURN NULL; END $$")
+    db.run("CREATE TRIGGER keep BEFORE DELETE ON t FOR EACH ROW EXECUTE FUNCTION keep()")
+    with pytest.raises(PublishError, match="still in the table after their deletion"):
+        table.apply([(1, 2, 0, None)])
+    db.run("DROP TRIGGER keep ON t")
+    assert table.publish(table.batches[-1]).result == "applied"
+    assert table.rows() == {}
+    db.run("CREATE RULE keep AS ON DELETE TO t DO INSTEAD NOTHING")
+    with pytest.raises(DataError, match="has a rule for INSERT, UPDATE or DELETE"):
+        table.apply([(2, 2, 0, "b")])
+
+
+def test_keys_that_the_database_compares_without_case_are_refused_for_changes(db: Database, tmp_path: Path) -> None:
+    db.run("CREATE COLLATION loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
+    db.run("CREATE TABLE t (k text COLLATE loose PRIMARY KEY, at bigint, n bigint, v text)")
+    names = {"conn_id": "db", "table": f"{db.schema}.t", "markers": f"{db.schema}.markers"}
+    with pytest.raises(DataError, match="considers different texts of key columns equal"):
+        ChangedTable(tmp_path, run=db.run, names=names, key=KINDS["string"]).apply([(1, 1, 0, "a")])

@@ -24,7 +24,13 @@ from airflow_provider_streamsem.connectors.iceberg.sink import IcebergSink
 from airflow_provider_streamsem.errors import DataError, PublishError
 from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 from tests.connectors.batches import UUID, schema_of, staged
-from tests.connectors.staged_parquet.changed_table import Delta, Iceberg, apply_randomly
+from tests.connectors.staged_parquet.changed_table import (
+    Delta,
+    Iceberg,
+    apply_randomly,
+    apply_without_effect,
+    truncate_rows_of_another_writer,
+)
 from tests.integration.parts.iceberg import RestCatalog
 from tests.integration.parts.server import running
 
@@ -160,6 +166,11 @@ def test_changes_merged_by_spark_give_the_newest_state_of_each_key_in_any_order_
     spark: SparkSession, tmp_path: Path, make: Any
 ) -> None:
     apply_randomly(make(tmp_path, engine="spark", spark=SparkEngine().publishing_session), count=5)
+    apply_without_effect(make(tmp_path / "none", engine="spark", spark=SparkEngine().publishing_session))
+
+
+def test_truncate_by_spark_deletes_rows_of_another_writer(spark: SparkSession, tmp_path: Path) -> None:
+    truncate_rows_of_another_writer(Delta(tmp_path, engine="spark", spark=SparkEngine().publishing_session))
 
 
 def test_delete_lacks_the_values_that_the_delta_table_requires_of_other_rows(

@@ -79,7 +79,9 @@ def test_repeated_and_reordered_batches_give_the_same_table(shop: Shop) -> None:
     assert shop.rows() == [(0, "9"), (2, "11")]
 
 
-def test_tombstones_survive_vacuum_expiry_and_fork(shop: Shop, tmp_path: Path) -> None:
+def test_tombstones_survive_vacuum_expiry_and_fork(
+    shop: Shop, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     shop.arrive(("c", 1, 1, "a"), ("c", 1, 2, "b"))
     shop.arrive(("d", 5, 1, None))
     for n in range(3):
@@ -92,11 +94,15 @@ def test_tombstones_survive_vacuum_expiry_and_fork(shop: Shop, tmp_path: Path) -
     assert [row for row in shop.rows() if row[0] < 10] == [(2, "b2")]
     forked = shop.pipeline.replace(log=str(tmp_path / "fork"), sinks={"table": DeltaSink(str(tmp_path / "copy"), changes=CHANGES)})  # fmt: skip
     fork(forked, shop.pipeline.log)
+    assert "does not use all tombstones" not in caplog.text
     shop.arrive(("u", 3, 1, "late"), ("u", 3, 3, "c"))
     run_batch(forked, run_key="fork", drain=True)
     read = DeltaTable(str(tmp_path / "copy")).to_pyarrow_table().to_pylist()
     assert [(row["id"], row["v"]) for row in read] == [(3, "c")]
     assert verify(str(tmp_path / "fork")).clean
+    renamed = forked.replace(log=str(tmp_path / "renamed"), sinks={"other": DeltaSink(str(tmp_path / "third"), changes=CHANGES)})  # fmt: skip
+    fork(renamed, shop.pipeline.log)
+    assert "sink table: the fork does not use all tombstones" in caplog.text
 
 
 def test_spec_in_json_has_the_changes(shop: Shop) -> None:

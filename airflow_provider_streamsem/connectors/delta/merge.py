@@ -31,6 +31,7 @@ from airflow_provider_streamsem.connectors.staged_parquet.changed_rows import Ap
 from airflow_provider_streamsem.connectors.staged_parquet.keyed_rows import last_of_each
 from airflow_provider_streamsem.connectors.staged_parquet.old_times import misread_columns, refuse_misread
 from airflow_provider_streamsem.errors import PublishError
+from airflow_provider_streamsem.stores.contract import ObjectStat
 
 _READERS = 16
 
@@ -57,7 +58,9 @@ def merge(
     if changes is not None:
         read, applied = changes.required, Applied.of(rows, batch, changes)
         possible = _possible(target, applied.rows, kinds)
-        applied = applied.to(part for file in possible for part in target.rows(file, read))
+        applied = applied.to(
+            part for file in possible if _existing(target, batch, file) for part in target.rows(file, read)
+        )
         rows = applied.rows
     merged_keys = row_texts(rows, kinds)
     is_replaced: Selection = lambda part: pc.is_in(row_texts(part, kinds), value_set=merged_keys)  # noqa: E731
@@ -114,10 +117,7 @@ def _chosen(
     """Return the files with rows to remove. Reads these columns of the possible files."""
 
     def has_removed(file: AddedFile) -> bool:
-        stat = target.dataset.stat(unquote(file["path"]))
-        if stat is None:
-            summary = "a file of the Delta table was not found below the table's path, so it cannot be merged; nothing of the batch is in the table"
-            raise PublishError(summary, table=target.location, version=batch.version, file=file["path"])
+        stat = _existing(target, batch, file)
         if not any(pc.any(is_removed(part)).as_py() for part in target.rows(file, columns)):
             return False
         with target.dataset.open(stat) as opened:
@@ -126,6 +126,14 @@ def _chosen(
 
     with ThreadPoolExecutor(_READERS) as pool:
         return [file for file, found in zip(possible, pool.map(has_removed, possible), strict=True) if found]
+
+
+def _existing(target: RewrittenTable, batch: SinkCommit, file: AddedFile) -> ObjectStat:
+    stat = target.dataset.stat(unquote(file["path"]))
+    if stat is None:
+        summary = "a file of the Delta table was not found below the table's path, so it cannot be merged; nothing of the batch is in the table"
+        raise PublishError(summary, table=target.location, version=batch.version, file=file["path"])
+    return stat
 
 
 def _possible(target: RewrittenTable, rows: Any, kinds: Any) -> list[AddedFile]:

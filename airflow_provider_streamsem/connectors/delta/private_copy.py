@@ -34,6 +34,8 @@ _SETTINGS = {
     "spark.databricks.delta.autoCompact.enabled": "false",
     "spark.databricks.delta.schema.autoMerge.enabled": "false",
     "spark.databricks.delta.commitInfo.enabled": "true",
+    # A merge that changes no row is a commit, too.
+    "spark.databricks.delta.skipRecordingEmptyCommits": "false",
     "spark.sql.runSQLOnFiles": "true",
 }
 _UNSET = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")

@@ -149,11 +149,13 @@ class DeltaSink(TableSink[_Handle]):
             if problems := self._problems(table):
                 summary = "the Delta table has requirements for writers that this sink does not satisfy"
                 raise DataError(summary, table=self.path, requires=problems)
-            self._requirements(table).check_columns([field["name"] for field in fields])
+            Requirements.of(table).check_columns([field["name"] for field in fields])
             fields = self._with_table_types(table, fields)
             self._check_can_add(table, self._missing_columns(table, fields))
             cached.keep()
         keyed_rows.check_keys(fields, self.keys)
+        if self.changes is not None:
+            keyed_rows.check_sequence_types(fields, self.sequence_by)
         if self.engine == "spark":
             self.check_names(field["name"] for field in fields)
             own = [] if cached is None else _columns(cached.table)

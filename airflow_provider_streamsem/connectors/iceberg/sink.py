@@ -159,6 +159,8 @@ class IcebergSink(TableSink[_Handle]):
             columns = iceberg_columns.iceberg_schema(named, self.partition_by)
             fields = json.loads(named)["fields"]
             keyed_rows.check_keys(fields, self.keys)
+            if self.changes is not None:
+                keyed_rows.check_sequence_types(fields, self.sequence_by)
             self.check_names(field["name"] for field in fields)
             if table is not None:
                 self._check_merge(table, columns)

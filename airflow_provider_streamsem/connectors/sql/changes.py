@@ -5,8 +5,38 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_streamsem.connectors.sql import database, postgres_copy
+
 if TYPE_CHECKING:
     import sqlalchemy as sa
+
+    from airflow_provider_streamsem.connectors.sql.columns import Target
+
+
+_OTHERS = ("A", "á", "a ")
+"""Texts that some collations consider equal to ``a``."""
+
+
+def inexact_keys(connection: sa.Connection, target: Target, keys: Sequence[str]) -> list[str]:
+    """Return the key columns of text whose comparison ignores case, accents or trailing spaces, by the type or the collation of the column."""
+    import sqlalchemy as sa
+
+    kinds = {name: target.columns[name]["type"] for name in keys if name in target.columns}
+    texts = [name for name, kind in kinds.items() if isinstance(kind, sa.String) and not isinstance(kind, sa.Enum)]
+    with database.reading(connection):
+        if target.dialect == "postgresql":
+            return postgres_copy.inexact(connection, target.schema, target.name, texts)
+        return [name for name in texts if any(_are_equal(connection, target, name, other) for other in _OTHERS)]
+
+
+def _are_equal(connection: sa.Connection, target: Target, name: str, other: str) -> bool:
+    """Compare ``a`` with another text by the collation of a column."""
+    import sqlalchemy as sa
+
+    (column,) = target.table([name]).columns
+    texts = sa.union_all(sa.select(column.label("text")).where(sa.false()), sa.select(sa.literal("a"))).subquery()
+    query = sa.select(sa.func.count()).select_from(texts).where(texts.c.text == other)
+    return bool(connection.execute(query).scalar())
 
 
 def truncate(connection: sa.Connection, table: sa.Table, sequence: Sequence[str], values: Sequence[Any]) -> None:

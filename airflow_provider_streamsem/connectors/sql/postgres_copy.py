@@ -10,7 +10,6 @@ import io
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_streamsem.connectors.changes import CHANGE
 from airflow_provider_streamsem.connectors.json_rows.text import json_text
 from airflow_provider_streamsem.errors import DataError
 
@@ -35,18 +34,22 @@ def configure_transaction(connection: sa.Connection) -> None:
     _cursor(connection).execute(_SETTINGS)
 
 
-def check(connection: sa.Connection, schema: str | None, name: str) -> None:
-    """Refuse unlogged tables (emptied after a crash), temporary and foreign ones, also as partitions, and rules for ``INSERT``, which ``COPY`` ignores."""
+def check(connection: sa.Connection, schema: str | None, name: str, *, deletes: bool = False) -> None:
+    """
+    Refuse unlogged tables (emptied after a crash), temporary and foreign ones, also as partitions, and rules for ``INSERT``, which ``COPY`` ignores.
+
+    :param deletes: also refuse rules for ``UPDATE`` and ``DELETE``, which could keep a row that a change deletes
+    """
     rows = (
         _cursor(connection)
         .execute(
             "WITH it AS (SELECT c.oid FROM pg_catalog.pg_class c JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
             " WHERE n.nspname = %s AND c.relname = %s)"
             " SELECT c.relname::text, c.relkind, c.relpersistence,"
-            " EXISTS (SELECT FROM pg_catalog.pg_rewrite r WHERE r.ev_class = c.oid AND r.ev_type = '3')"
+            " EXISTS (SELECT FROM pg_catalog.pg_rewrite r WHERE r.ev_class = c.oid AND r.ev_type::text = ANY (%s))"
             " FROM pg_catalog.pg_class c WHERE c.oid IN (SELECT oid FROM it)"
             " OR c.oid IN (SELECT p.relid FROM it, pg_catalog.pg_partition_tree(it.oid) p)",
-            (schema, name),
+            (schema, name, ["2", "3", "4"] if deletes else ["3"]),
         )
         .fetchall()
     )
@@ -65,11 +68,24 @@ def check(connection: sa.Connection, schema: str | None, name: str) -> None:
             )
         if has_rule:
             raise DataError(
-                "a table of the sink has a rule for INSERT, which COPY ignores",
+                "a table of the sink has a rule for INSERT, UPDATE or DELETE, which could keep a row that a change deletes"
+                if deletes
+                else "a table of the sink has a rule for INSERT, which COPY ignores",
                 table=name,
                 schema=schema,
                 found=relname,
             ).advising("drop the rule, or write to another table; then run again.")
+
+
+def inexact(connection: sa.Connection, schema: str | None, name: str, columns: Sequence[str]) -> list[str]:
+    """Return those of the columns that have a nondeterministic collation, such as one without regard to case or accents."""
+    rows = _cursor(connection).execute(
+        "SELECT a.attname::text FROM pg_catalog.pg_attribute a JOIN pg_catalog.pg_collation o ON o.oid = a.attcollation"
+        " JOIN pg_catalog.pg_class c ON c.oid = a.attrelid JOIN pg_catalog.pg_namespace n ON n.oid = c.relnamespace"
+        " WHERE n.nspname = %s AND c.relname = %s AND a.attname = ANY (%s) AND NOT o.collisdeterministic",
+        (schema, name, list(columns)),
+    )
+    return [_text(column) for (column,) in rows.fetchall()]
 
 
 def has_child_tables(connection: sa.Connection, schema: str | None, name: str) -> bool:
@@ -164,46 +180,59 @@ def apply_changes(
     names: Sequence[str],
     keys: Sequence[str],
     sequence_by: Sequence[str],
-    chunks: Iterable[bytes],
-) -> None:
+    *,
+    truncate: Iterable[bytes],
+    deletes: Iterable[bytes],
+    upserts: Iterable[bytes],
+) -> bool:
     """
-    Write changes by ``COPY`` into a temporary table. Then delete and upsert rows, unless the row of the table with the same keys has a greater sequence.
+    Write changes by ``COPY`` into temporary tables. Then truncate, delete and upsert rows, unless the row of the table has a greater sequence.
 
-    :param chunks: CSV with the columns ``names`` and :data:`CHANGE`. No two rows have equal keys
+    :param truncate: CSV with the columns ``sequence_by``: at most one row
+    :param deletes: CSV with the columns ``keys`` and ``sequence_by``. A delete lacks other columns, which may have a domain that refuses null
+    :param upserts: CSV with the columns ``names``. No two changes have equal keys
+    :returns: whether the table lacks the deleted rows. A trigger or a rule can keep them
     """
     from psycopg import sql
 
-    staged, target = sql.Identifier("pg_temp", _STAGED), _target(table)
-    columns, change = [sql.Identifier(name) for name in names], sql.Identifier(CHANGE)
-    listed = sql.SQL(", ").join(columns)
-    own_keys, own_sequence = ([sql.Identifier(name) for name in own] for own in (keys, sequence_by))
+    target, row, changed = _target(table), sql.Identifier("_streamsem_row"), sql.Identifier("_streamsem_changed")
+    own_sequence = [sql.Identifier(name) for name in sequence_by]
 
-    row, changed = sql.Identifier("_streamsem_row"), sql.Identifier("_streamsem_changed")
+    def staged(name: str, columns: Sequence[str], chunks: Iterable[bytes]) -> Any:
+        staged_table = sql.Identifier("pg_temp", f"{_STAGED}_{name}")
+        listed = [sql.Identifier(column) for column in columns]
+        create = sql.SQL("CREATE TEMPORARY TABLE {} ON COMMIT DROP AS SELECT {} FROM {} WITH NO DATA")
+        cursor.execute(create.format(sql.Identifier(f"{_STAGED}_{name}"), sql.SQL(", ").join(listed), target))
+        _copy(connection, staged_table, listed, chunks)
+        return staged_table
 
-    def is_not_older(than: Any) -> Any:
-        """Whether a change applies to a row. The comparison is null if the row has a null, which is before every value."""
-        mine, theirs = (sql.SQL(", ").join(sql.SQL("{}.{}").format(of, c) for c in own_sequence) for of in (than, row))
-        return sql.SQL("COALESCE(ROW({}) >= ROW({}), true)").format(mine, theirs)
+    def compared(first: Any, operator: str, second: Any) -> Any:
+        """The comparison is null if the row of the table has a null, which is before every value."""
+        mine, theirs = (
+            sql.SQL(", ").join(sql.SQL("{}.{}").format(of, c) for c in own_sequence) for of in (first, second)
+        )
+        return sql.SQL("COALESCE(ROW({}) {} ROW({}), true)").format(mine, sql.SQL(operator), theirs)
 
     cursor = _cursor(connection)
-    create = sql.SQL("CREATE TEMPORARY TABLE {} ON COMMIT DROP AS SELECT {}, ''::text AS {} FROM {} WITH NO DATA")
-    cursor.execute(create.format(sql.Identifier(_STAGED), listed, change, target))
-    _copy(connection, staged, [*columns, change], chunks)
-    same = sql.SQL(" AND ").join(sql.SQL("{0}.{2} = {1}.{2}").format(row, changed, key) for key in own_keys)
-    cursor.execute(
-        sql.SQL("DELETE FROM {} AS {} USING {} AS {} WHERE {} AND {}.{} = 'd' AND {}").format(
-            target, row, staged, changed, same, changed, change, is_not_older(changed)
-        )
-    )
+    of_truncate = staged("truncate", sequence_by, truncate)
+    delete = sql.SQL("DELETE FROM {} AS {} USING {} AS {} WHERE {}")
+    cursor.execute(delete.format(target, row, of_truncate, changed, compared(row, "<", changed)))
+    of_deletes = staged("deletes", [*keys, *sequence_by], deletes)
+    same = sql.SQL(" AND ").join(sql.SQL("{0}.{2} = {1}.{2}").format(row, changed, sql.Identifier(key)) for key in keys)
+    is_deleted = sql.SQL("{} AND {}").format(same, compared(changed, ">=", row))
+    cursor.execute(delete.format(target, row, of_deletes, changed, is_deleted))
+    left = sql.SQL("SELECT FROM {} AS {}, {} AS {} WHERE {} LIMIT 1")
+    for of, condition in ((of_truncate, compared(row, "<", changed)), (of_deletes, is_deleted)):
+        if cursor.execute(left.format(target, row, of, changed, condition)).fetchone() is not None:
+            return False
+    of_upserts = staged("upserts", names, upserts)
+    listed, keyed = (sql.SQL(", ").join(map(sql.Identifier, own)) for own in (names, keys))
     others = [sql.Identifier(name) for name in names if name not in keys]
     new_values = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(name) for name in others)
-    cursor.execute(
-        sql.SQL(
-            "INSERT INTO {} AS {} ({}) SELECT {} FROM {} WHERE {} = 'u' ON CONFLICT ({}) DO UPDATE SET {} WHERE {}"
-        ).format(
-            target, row, listed, listed, staged, change, sql.SQL(", ").join(own_keys), new_values, is_not_older(sql.SQL("EXCLUDED"))
-        )
-    )  # fmt: skip
+    upsert = sql.SQL("INSERT INTO {} AS {} ({}) SELECT {} FROM {} ON CONFLICT ({}) DO UPDATE SET {} WHERE {}")
+    applies = compared(sql.SQL("EXCLUDED"), ">=", row)
+    cursor.execute(upsert.format(target, row, listed, listed, of_upserts, keyed, new_values, applies))
+    return True
 
 
 def _target(table: sa.Table) -> Any:

@@ -11,11 +11,12 @@ import json
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
-from airflow_provider_streamsem.connectors.changes import CHANGE, Changes
+from airflow_provider_streamsem.connectors.changes import Changes
 from airflow_provider_streamsem.connectors.sink import SinkCommit, SinkMarker
 from airflow_provider_streamsem.connectors.sql import changes as sql_changes
 from airflow_provider_streamsem.connectors.sql import columns as sql_columns
@@ -225,9 +226,15 @@ class JdbcSink(TransactionalSink[_Handle]):
     def _check_table(self, connection: sa.Connection, target: Target, schema: str) -> None:
         constant = self.version_column if self.can_remove_rows else None
         if self.changes is not None:
-            keyed_rows.refuse_text(sql_columns.fields_of(schema), self.sequence_by)
+            keyed_rows.check_keys(sql_columns.fields_of(schema), self.keys)
+            keyed_rows.check_sequence_types(sql_columns.fields_of(schema), self.sequence_by, of_database=True)
         sql_columns.check(target, schema, keys=self.keys, version_column=constant)
         self._check_dialect(connection, target)
+        if self.changes is not None and (loose := sql_changes.inexact_keys(connection, target, self.keys)):
+            summary = "the database considers different texts of key columns equal, so a delete would delete the row of another key"
+            raise DataError(summary, table=self.table, columns=loose).advising(
+                "give the columns a collation that compares every character, upper and lower case, accents and trailing spaces included; then run again."
+            )
 
     def _check_dialect(self, connection: sa.Connection, target: Target) -> None:
         if self.merges and target.dialect not in sql_rows.UPSERTING:
@@ -239,7 +246,12 @@ class JdbcSink(TransactionalSink[_Handle]):
         if target.dialect == "postgresql":
             with database.reading(connection):
                 for schema, name in ((target.schema, target.name), database.name_parts(self.markers)):
-                    postgres_copy.check(connection, schema or connection.dialect.default_schema_name, name)
+                    postgres_copy.check(
+                        connection,
+                        schema or connection.dialect.default_schema_name,
+                        name,
+                        deletes=self.changes is not None,
+                    )
                 if self.keys and postgres_copy.has_child_tables(connection, target.schema, target.name):
                     raise DataError(
                         "other tables inherit from the table, and the unique constraint of the keys does not cover their rows",
@@ -319,7 +331,7 @@ class JdbcSink(TransactionalSink[_Handle]):
             if self.changes is not None:
                 with_nulls = keyed_rows.nulls_of_upserts(self.location, staged, with_nulls)
             sql_columns.refuse_nulls(target, with_nulls)
-            sql_values.refuse_misfits(self.location, staged, target)
+            sql_values.refuse_misfits(self.location, staged, target, of_changes=self.changes is not None)
             return replace(staged, files=tuple(replace(file, stats=target.digest) for file in staged.files))
         return staged
 
@@ -398,6 +410,8 @@ class JdbcSink(TransactionalSink[_Handle]):
         is_copied = connection.dialect.name == "postgresql"
         read = sql_columns.named if is_copied else sql_columns.describe
         target = read(connection, self.table) if new.state == "applied" else None
+        # Reading the batch takes time, in which the transaction would hold its locks.
+        applied = None if self.changes is None or target is None else self._applied(batch, self.changes)
         if target is not None and not is_copied:
             # The check precedes every write, because a table with a non-transactional engine keeps rows of a transaction that is rolled back.
             self._check_unchanged(connection, target, batch)
@@ -410,8 +424,8 @@ class JdbcSink(TransactionalSink[_Handle]):
                     raise PublishError("the sink's table no longer exists", table=self.table, version=batch.version)
                 self._delete_replaced(connection, target, batch)
                 if batch.committable.files:
-                    if self.changes is not None:
-                        self._apply(connection, target, batch.schema, self._applied(batch, self.changes))
+                    if applied is not None:
+                        self._apply(connection, target, batch.schema, applied)
                     else:
                         staged = record_batches(self.location, batch)
                         self._write_rows(connection, target, batch.schema, staged, batch.root)
@@ -426,7 +440,7 @@ class JdbcSink(TransactionalSink[_Handle]):
         try:
             self._check_table(connection, target, batch.staged_schema)
             if any(file.stats != target.digest for file in batch.committable.files):
-                sql_values.refuse_misfits(self.location, batch.committable, target)
+                sql_values.refuse_misfits(self.location, batch.committable, target, of_changes=self.changes is not None)
         except DataError as error:
             fields = {name: value for name, value in error.fields.items() if name != "table"}
             summary = "the table was altered after the commit and no longer stores the rows unchanged; nothing of the batch is in the table"
@@ -503,26 +517,30 @@ class JdbcSink(TransactionalSink[_Handle]):
         """Write the changes of a batch. Without ``applied``, run the statements on no rows."""
         fields = sql_columns.fields_of(schema)
         names = [field["name"] for field in fields]
-        table = target.table(names)
-        key_of = {column.name: column.key for column in table.columns}
-        keys, sequence = ([key_of[name] for name in own] for own in (self.keys, self.sequence_by))
-
-        def values(rows: Any, wanted: Sequence[str]) -> list[dict[str, Any]]:
-            chosen = [field for field in fields if field["name"] in wanted]
-            batches = rows.to_batches()
-            return [row for part in batches for row in sql_rows.rows_of(part, chosen, table, {})]
-
-        if applied is not None and applied.truncate is not None:
-            (at,) = values(applied.truncate, self.sequence_by)
-            sql_changes.truncate(connection, table, sequence, [at[name] for name in sequence])
+        of_delete = [*self.keys, *self.sequence_by]
         if target.dialect == "postgresql":
-            changed = [*fields, {"name": CHANGE, "type": "string"}]
-            parts = [] if applied is None else applied.rows.to_batches()
-            chunks = (postgres_copy.csv_of(part, changed, {}) for part in parts)
-            postgres_copy.apply_changes(connection, table, names, self.keys, self.sequence_by, chunks)
+            csv = partial(_csv, fields)
+            is_deleted = postgres_copy.apply_changes(
+                connection, target.table(names), names, self.keys, self.sequence_by,
+                truncate=csv(self.sequence_by, None if applied is None else applied.truncate),
+                deletes=csv(of_delete, None if applied is None else applied.deletes),
+                upserts=csv(names, None if applied is None else applied.upserts),
+            )  # fmt: skip
+            if not is_deleted:
+                raise PublishError(
+                    "rows are still in the table after their deletion: a trigger of the table keeps them; nothing of the batch is in the table",
+                    table=self.table,
+                )
         elif applied is not None:
-            deletes = values(applied.deletes, [*self.keys, *self.sequence_by])
-            sql_changes.apply(connection, table, keys, sequence, values(applied.upserts, names), deletes)
+            table = target.table(names)
+            key_of = {column.name: column.key for column in table.columns}
+            keys, sequence = ([key_of[name] for name in own] for own in (self.keys, self.sequence_by))
+            values = partial(_values, fields, table)
+            if applied.truncate is not None:
+                (at,) = values(applied.truncate, self.sequence_by)
+                sql_changes.truncate(connection, table, sequence, [at[name] for name in sequence])
+            upserts, deletes = values(applied.upserts, names), values(applied.deletes, of_delete)
+            sql_changes.apply(connection, table, keys, sequence, upserts, deletes)
 
     def _connected(self) -> AbstractContextManager[sa.Connection]:
         return database.connected(self.conn_id)
@@ -533,3 +551,16 @@ class JdbcSink(TransactionalSink[_Handle]):
     def _configure_transaction(self, connection: sa.Connection) -> None:
         if connection.dialect.name == "postgresql":
             postgres_copy.configure_transaction(connection)
+
+
+def _values(fields: Sequence[dict[str, Any]], table: sa.Table, rows: Any, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return key of the column in ``table`` → value, of some columns of a pyarrow table."""
+    chosen = [field for field in fields if field["name"] in names]
+    return [row for part in rows.to_batches() for row in sql_rows.rows_of(part, chosen, table, {})]
+
+
+def _csv(fields: Sequence[dict[str, Any]], names: Sequence[str], rows: Any) -> Iterator[bytes]:
+    """Yield some columns of a pyarrow table as CSV for ``COPY``; nothing for ``None``."""
+    types = {field["name"]: field for field in fields}
+    for part in () if rows is None else rows.to_batches():
+        yield postgres_copy.csv_of(part, [types[name] for name in names], {})

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from airflow_provider_streamsem.connectors.changes import CHANGE, UPSERT
 from airflow_provider_streamsem.connectors.json_rows.text import json_text
 from airflow_provider_streamsem.connectors.sql.columns import Target
 from airflow_provider_streamsem.connectors.staged_parquet.keyed_rows import is_in_python
@@ -18,28 +19,35 @@ Check = tuple[str, Callable[[Any], bool]]
 _MYSQL = ("mysql", "mariadb")
 _MYSQL_BYTES = {"TINYTEXT": 255, "TEXT": 65_535, "MEDIUMTEXT": 2**24 - 1, "TINYBLOB": 255, "BLOB": 65_535, "MEDIUMBLOB": 2**24 - 1}  # fmt: skip
 _UUID = r"^\{?[0-9a-fA-F]{4}(-?[0-9a-fA-F]{4}){7}\}?$"
+_CANONICAL_UUID = r"^[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}$"
 _FIRST_DAY, _LAST_DAY = -719_162, 2_932_896  # 0001-01-01 and 9999-12-31, in days since 1970-01-01
 _LAST_DAY_AS_TEXT = 11_248_737  # 32767-12-31: the last day that Arrow can format as text for Postgres
 _DAY_US = 86_400_000_000
 _NUL_IN_JSON = r"(^|[^\\])(\\\\)*\\u0000"
 
 
-def refuse_misfits(location: str, staged: Committable, target: Target) -> None:
+def refuse_misfits(location: str, staged: Committable, target: Target, *, of_changes: bool = False) -> None:
     """
     Refuse values that the table's columns cannot hold. The error has no values.
 
+    :param of_changes: whether the rows are change data. If so, deletes may lack values, and the texts of UUIDs must be in the form that the database returns
+
     Dates and times are checked by the footers of the files. Other columns are read only if the table's column has a limit.
     """
+    import pyarrow.compute as pc
+
     wrong: dict[str, str] = {}
     for parquet in parquet_files(location, staged):
         wrong |= _unsupported_times(parquet, target)
         checks = {
-            field.name: _checks(field.type, target, field.name)
+            field.name: _checks(field.type, target, field.name, uuid=_CANONICAL_UUID if of_changes else _UUID)
             for field in parquet.schema_arrow
             if field.name in target.columns
         }
         bounded = [name for name, column_checks in checks.items() if column_checks and name not in wrong]
-        for rows in parquet.iter_batches(columns=bounded) if bounded else ():
+        marks = [CHANGE] if of_changes else []
+        for rows in parquet.iter_batches(columns=[*bounded, *marks]) if bounded else ():
+            rows = rows.filter(pc.equal(rows.column(CHANGE), UPSERT)) if of_changes else rows
             for name in bounded:
                 for problem, has_problem in checks[name]:
                     if has_problem(rows.column(name)):
@@ -48,7 +56,7 @@ def refuse_misfits(location: str, staged: Committable, target: Target) -> None:
         raise DataError("values do not fit the table", table=target.name, columns=wrong)
 
 
-def _checks(kind: Any, target: Target, name: str) -> list[Check]:
+def _checks(kind: Any, target: Target, name: str, *, uuid: str) -> list[Check]:
     import pyarrow as pa
     import pyarrow.compute as pc
     import sqlalchemy as sa
@@ -68,7 +76,7 @@ def _checks(kind: Any, target: Target, name: str) -> list[Check]:
         if target.dialect == "postgresql":
             checks.append(("contains the character NUL", lambda v: _any(pc.match_substring(v, "\0"))))
         if isinstance(into, sa.Uuid):
-            checks.append(("is not a UUID", lambda v: _any(pc.invert(pc.match_substring_regex(v, _UUID)))))
+            checks.append(("is not a UUID", lambda v: _any(pc.invert(pc.match_substring_regex(v, uuid)))))
         elif isinstance(into, sa.Enum):
             checks += _enum_checks(into)
         elif isinstance(into, sa.String):

@@ -6,7 +6,7 @@ Imports pyarrow, so only sinks import this module, when they publish.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -23,13 +23,7 @@ from airflow_provider_streamsem.state.layers import STATE
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
 
-def tombstone_urls(batch: SinkCommit) -> list[str]:
-    """Return the locations of the files with the tombstones after the batch."""
-    root = "" if batch.log is None else batch.log.store.url.rstrip("/")
-    return [f"{root}/{STATE}/{file.key}" for file in batch.tombstones]
-
-
-def _tombstones(batch: SinkCommit) -> Iterator[Any]:
+def tombstones(batch: SinkCommit) -> Iterator[Any]:
     """Yield the tombstones after the batch: pyarrow tables with the columns of ``keys`` and ``sequence_by``."""
     if not batch.tombstones:
         return
@@ -37,10 +31,10 @@ def _tombstones(batch: SinkCommit) -> Iterator[Any]:
     store = open_dataset(f"{batch.log.store.url.rstrip('/')}/{STATE}")
     for file in batch.tombstones:
         data = store.read(file.key)
-        if data is None:
-            summary = "a file with tombstones is missing; nothing of the batch is in the table"
+        if data is None or len(data) != file.bytes:
+            summary = "a file with tombstones is missing or was changed; nothing of the batch is in the table"
             raise PublishError(summary, sink=batch.sink, version=batch.version, file=f"{STATE}/{file.key}").advising(
-                "restore the file below the log from a backup, then run again."
+                "restore the file below the log from a backup, then run again. A skip does not help: later versions need the file, too."
             )
         yield pyarrow.parquet.read_table(pa.BufferReader(data), page_checksum_verification=True)
 
@@ -68,7 +62,7 @@ class Applied:
         is_truncate = pc.equal(rows[CHANGE], TRUNCATE)
         truncate = rows.filter(is_truncate)
         applied = cls(rows.filter(pc.invert(is_truncate)), truncate if truncate.num_rows else None, changes)
-        for stored in _tombstones(batch):
+        for stored in tombstones(batch):
             applied = applied._after_truncates(_without_key(stored, changes)).to([stored])
         return applied._after_truncates(truncate)
 
@@ -78,11 +72,10 @@ class Applied:
 
         :param others: pyarrow tables with the columns of ``keys`` and ``sequence_by``: rows of the table, or tombstones
         """
-        kinds = pa.schema([self.rows.schema.field(name) for name in self.changes.keys])
-        texts = row_texts(self.rows, kinds)
         applies = np.ones(self.rows.num_rows, bool)
         for other in others:
-            at = pc.index_in(row_texts(other, kinds), value_set=texts)
+            kinds = _common(self.rows, other, self.changes.keys)
+            at = pc.index_in(row_texts(other, kinds), value_set=row_texts(self.rows, kinds))
             found = at.is_valid()
             is_before = self._precedes(self.rows.take(at.filter(found)), other.filter(found))
             applies[at.filter(found).filter(is_before).to_numpy(zero_copy_only=False)] = False
@@ -118,14 +111,22 @@ class Applied:
     def _precedes(self, rows: Any, others: Any) -> Any:
         """Compare sequences row by row. A null, and a column that a table lacks, is before every value."""
         is_before, are_equal = _all(rows, value=False), _all(rows, value=True)
-        for name in self.changes.sequence_by:
-            kind = self.rows.schema.field(name).type
-            mine, theirs = (_column(part, name, kind) for part in (rows, others))
+        for field in _common(rows, others, self.changes.sequence_by):
+            mine, theirs = (_column(part, field.name, field.type) for part in (rows, others))
             is_less = pc.or_(pc.fill_null(pc.less(mine, theirs), False), pc.and_(mine.is_null(), theirs.is_valid()))
             is_equal = pc.or_(pc.fill_null(pc.equal(mine, theirs), False), pc.and_(mine.is_null(), theirs.is_null()))
             is_before = pc.or_(is_before, pc.and_(are_equal, is_less))
             are_equal = pc.and_(are_equal, is_equal)
         return is_before
+
+
+def _common(rows: Any, others: Any, names: Sequence[str]) -> pa.Schema:
+    """Return for each column the type that holds the values of both tables. Types differ if a column was widened."""
+    schemas = [
+        pa.schema([part.schema.field(name) for name in names if name in part.schema.names]) for part in (rows, others)
+    ]
+    common = pa.unify_schemas([schema.remove_metadata() for schema in schemas], promote_options="permissive")
+    return pa.schema([common.field(name) for name in names if name in common.names])
 
 
 def _column(rows: Any, name: str, kind: Any) -> Any:

@@ -140,18 +140,32 @@ def nulls_of_upserts(location: str, staged: Committable, names: Collection[str])
     return {name for name in names if upserts[name].null_count}
 
 
-def refuse_text(fields: Sequence[Any], sequence_by: Sequence[str]) -> None:
-    """Refuse a sequence of texts or bytes: a database compares texts by their collation, and not by their bytes, as the tombstones are compared."""
-    texts = [
-        field["name"] for field in fields if field["name"] in sequence_by and field["type"] in ("string", "binary")
+def check_sequence_types(fields: Sequence[Any], sequence_by: Sequence[str], *, of_database: bool = False) -> None:
+    """
+    Refuse a sequence of changes of a type whose values have no total order. No fields: a batch without rows.
+
+    :param of_database: also refuse texts, which a database compares by their collation, and not by their bytes, as tombstones are compared
+    """
+    refused = {"boolean", "binary", "float", "double", *(["string"] if of_database else [])}
+    found = [
+        field["name"]
+        for field in fields
+        if field["name"] in sequence_by and (field["type"] in refused or not _is_key(field["type"]))
     ]
-    if texts:
-        summary = "columns of changes.sequence_by must be numbers, dates or timestamps for a database"
-        raise DataError(summary, columns=texts).advising("cast the columns in the transform, then run again.")
+    if found:
+        accepted = f"integers, decimals, dates or timestamps{'' if of_database else ', or strings'}"
+        summary = f"columns of changes.sequence_by must be {accepted}"
+        raise DataError(summary, columns=found).advising("cast the columns in the transform, then run again.")
 
 
 def refuse_ambiguous(
-    location: str, staged: Committable, keys: Sequence[str], sequence_by: Sequence[str], *, groups: Sequence[int] = ()
+    location: str,
+    staged: Committable,
+    keys: Sequence[str],
+    sequence_by: Sequence[str],
+    *,
+    groups: Sequence[int] = (),
+    of_changes: bool = False,
 ) -> None:
     """
     Refuse staged rows with equal keys and different values, if nothing says which of them is the last.
@@ -169,6 +183,11 @@ def refuse_ambiguous(
         return
     same = "equal keys and equal sequence_by columns" if sequence_by else "equal keys"
     summary = f"the batch has different rows with {same}, and their order is unknown"
+    if of_changes:
+        raise DataError(summary, keys=list(keys), sequence_by=list(sequence_by), repeated_keys=ambiguous).advising(
+            "let the transform keep the order of the source; or set changes.sequence_by to columns that distinguish the changes of a row. The columns are "
+            "fixed for the life of a log, so this needs a new table: see `streamsem alter`."
+        )
     raise DataError(summary, keys=list(keys), sequence_by=list(sequence_by), repeated_keys=ambiguous).advising(
         "set sequence_by of the sink to columns that order the rows with equal keys, such as a time or an offset; then run again. Do not use dropDuplicates "
         "for this, because it keeps any of the rows. "

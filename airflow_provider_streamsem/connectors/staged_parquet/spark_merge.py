@@ -10,7 +10,6 @@ from airflow_provider_streamsem.connectors.changes import CHANGE, DELETE, TRUNCA
 from airflow_provider_streamsem.connectors.columns.identifiers import quoted
 from airflow_provider_streamsem.connectors.data_files.read import read_files
 from airflow_provider_streamsem.connectors.sink import SinkCommit
-from airflow_provider_streamsem.connectors.staged_parquet.changed_rows import tombstone_urls
 from airflow_provider_streamsem.connectors.staged_parquet.sink import StagedSink
 
 if TYPE_CHECKING:
@@ -70,13 +69,17 @@ def last_of_each(session: SparkSession, sink: StagedSink, batch: SinkCommit, key
 
 
 def _applied(session: SparkSession, rows: DataFrame, table: str, batch: SinkCommit, changes: Changes) -> DataFrame:
-    """Return the rows that are not before a tombstone, and a delete for each older row of the table if the batch has a truncate."""
+    """Return the rows that are not before a tombstone, and a delete for each older key of the table if the batch has a truncate."""
+    import pyarrow
     from pyspark.sql import functions as F
+
+    from airflow_provider_streamsem.connectors.staged_parquet.changed_rows import tombstones
 
     if not batch.tombstones:  # no delete, and no truncate
         return rows
-    columns = rows.select(*(quoted(name) for name in changes.required))
-    stored = read_files(session, tombstone_urls(batch), format="parquet", schema=columns.schema.json())
+    columns = rows.select(*(quoted(name) for name in changes.required)).schema
+    # The publisher reads the tombstones, because the executors may not reach the log.
+    stored = session.createDataFrame(pyarrow.concat_tables(tombstones(batch), promote_options="permissive")).to(columns)
     has_key, keys = F.col(quoted(changes.keys[0])).isNotNull(), [F.col(quoted(name)) for name in changes.keys]
     sequence = F.struct(*(F.col(quoted(name)) for name in changes.sequence_by))
     newest = F.max(sequence).alias(_TOMBSTONE)
@@ -87,12 +90,12 @@ def _applied(session: SparkSession, rows: DataFrame, table: str, batch: SinkComm
     own = rows.where(F.col(CHANGE) == TRUNCATE)
     keyed = rows.where(F.col(CHANGE) != TRUNCATE).join(deletes, list(changes.keys), "left").where(applies)
     keyed = keyed.select(*map(quoted, rows.columns))
-    if changes.apply_as_truncates is None or own.isEmpty():
+    if own.isEmpty():
         return keyed
     in_table = session.sql(f"SELECT {', '.join(quoted(name) for name in changes.required)} FROM {table}")
     at = [F.col(_TOMBSTONE).getField(name).alias(name) for name in changes.sequence_by]
     truncated = in_table.crossJoin(F.broadcast(own.agg(newest))).where(sequence < F.col(_TOMBSTONE))
-    truncated = truncated.select(*keys, *at, F.lit(DELETE).alias(CHANGE))
+    truncated = truncated.select(*keys, *at, F.lit(DELETE).alias(CHANGE)).distinct()
     truncated = truncated.join(keyed.select(*keys), list(changes.keys), "left_anti")
     # A checkpoint, because Spark 4.1 cannot plan a MERGE whose source is a view of a table of a catalog.
     return keyed.unionByName(truncated.localCheckpoint(), allowMissingColumns=True)
@@ -106,7 +109,8 @@ def _statement(
     defaults: Sequence[str],
     changes: Changes | None,
 ) -> str:
-    on = " AND ".join(f"{_TARGET}.{quoted(key)} = {_SOURCE}.{quoted(key)}" for key in keys)
+    equals = "=" if changes is None else "<=>"  # a truncate deletes rows without a key, too
+    on = " AND ".join(f"{_TARGET}.{quoted(key)} {equals} {_SOURCE}.{quoted(key)}" for key in keys)
     values: Mapping[str, str] = {quoted(name): f"{_SOURCE}.{quoted(name)}" for name in columns if name != CHANGE}
     changed = {name: value for name, value in values.items() if name not in {quoted(key) for key in keys}} or values
     update = ", ".join(f"{_TARGET}.{name} = {value}" for name, value in changed.items())

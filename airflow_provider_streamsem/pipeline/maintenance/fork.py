@@ -13,6 +13,7 @@ from airflow_provider_streamsem import extras, telemetry
 from airflow_provider_streamsem.arguments import integer
 from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
 from airflow_provider_streamsem.connectors.files import layers
+from airflow_provider_streamsem.connectors.staged_parquet.current_tombstones import current_tombstones
 from airflow_provider_streamsem.deduplication import state as dedup_state
 from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError
 from airflow_provider_streamsem.pipeline.spec.binding import check_fork, create_log, forked_config
@@ -24,7 +25,7 @@ from airflow_provider_streamsem.protocol.entries import Fork, Json, PipelineReco
 from airflow_provider_streamsem.protocol.offsets import Offsets, advance
 from airflow_provider_streamsem.protocol.view import newest_kept_before, remains
 from airflow_provider_streamsem.state import files as state_files
-from airflow_provider_streamsem.state.layers import STATE, files_of_layers
+from airflow_provider_streamsem.state.layers import STATE, files_of_layers, tombstones_of
 from airflow_provider_streamsem.state.settings import OperatorState, operator_state
 from airflow_provider_streamsem.stores.contract import normalised, overlap
 
@@ -100,7 +101,9 @@ def fork(
     record = record or old.existing_pipeline()
     at = -1 if from_ms is not None else _version(old, requested)
     position = _fork_position(old, record, pipeline, at, from_ms)
-    _warn_of_expired_ids(pipeline, position.state, new.clock.now_ms())
+    now_ms = new.clock.now_ms()
+    _warn_of_expired_ids(pipeline, position.state, now_ms)
+    _warn_of_unused_tombstones(pipeline, position.state, now_ms)
     _check_datasets(pipeline)
     copied = sum(_copy(old, new, key, copy) for key, copy in _objects(old, new, pipeline, position))
     _check_state(old, new, position)
@@ -132,6 +135,19 @@ def _warn_of_expired_ids(pipeline: Pipeline, state: Json, now_ms: int) -> None:
     if dedup_state.has_only_expired_ids(pipeline.dedup, state, now_ms):
         message = "every id in the deduplication state has expired by dedup.ttl_s, so the fork passes records that the original dropped as duplicates"
         logger.warning(message)
+
+
+def _warn_of_unused_tombstones(pipeline: Pipeline, state: Json, now_ms: int) -> None:
+    for name, stored in tombstones_of(state).items():
+        sink = pipeline.sinks.get(name)
+        changes = None if sink is None else sink.changes
+        used = () if changes is None else current_tombstones(name, stored, changes, (), now_ms).layers
+        if len(used) < len(stored.layers):
+            logger.warning(
+                "sink %s: the fork does not use all tombstones of the version: its sink has another name or other columns, or tombstones have expired by "
+                "changes.tombstone_ttl_s. So a late change may insert a row that the original deleted",
+                name,
+            )
 
 
 def _version(old: CommitLog, version: int | None) -> int:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import datetime
 import random
 import sqlite3
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pyarrow
 import pyarrow.parquet
-from deltalake import DeltaTable
+from deltalake import DeltaTable, write_deltalake
 from hypothesis import strategies as st
 from pyiceberg.catalog import load_catalog
 
@@ -30,9 +32,38 @@ from tests.connectors import batches
 CHANGES = Changes(
     keys=["k"], sequence_by=["at", "n"], apply_as_deletes="op = 'd'", apply_as_truncates="op = 't'", except_column_list=["op"]
 )  # fmt: skip
-SCHEMA = batches.schema_of(k="long", at="long", n="long", v="string")
 Event = tuple[int | None, int, int, str | None]
 """Key, the two columns of the sequence, and the value; ``None`` for a delete. A truncate has no key."""
+
+
+@dataclass(frozen=True)
+class Kind:
+    """
+    A type of a key or of a sequence. Tests have small integers in place of its values.
+
+    :param spark: the type in Spark's form; ``arrow``: in pyarrow; ``postgres``: in Postgres
+    :param value: integer → value, in ascending order
+    """
+
+    spark: str
+    arrow: pyarrow.DataType
+    postgres: str
+    value: Callable[[int], Any]
+
+    def integer(self, value: Any) -> int:
+        return next(n for n in range(1_000) if self.value(n) == value)
+
+
+_START = datetime.datetime(2026, 3, 8, 4, 30, tzinfo=datetime.timezone.utc)
+KINDS = {
+    "long": Kind("long", pyarrow.int64(), "bigint", lambda n: n),
+    "integer": Kind("integer", pyarrow.int32(), "integer", lambda n: n),
+    "decimal": Kind("decimal(38,2)", pyarrow.decimal128(38, 2), "numeric(38,2)", lambda n: Decimal(n) * 10**30 + Decimal("0.25")),
+    "date": Kind("date", pyarrow.date32(), "date", lambda n: datetime.date(1, 1, 1) + datetime.timedelta(days=n)),
+    "timestamp": Kind("timestamp", pyarrow.timestamp("us", "UTC"), "timestamptz", lambda n: _START + datetime.timedelta(hours=n, microseconds=1)),
+    "timestamp_ntz": Kind("timestamp_ntz", pyarrow.timestamp("us"), "timestamp", lambda n: _START.replace(tzinfo=None) + datetime.timedelta(minutes=n)),
+    "string": Kind("string", pyarrow.string(), "text", lambda n: f"é'\\\u2028 {n:03}"),
+}  # fmt: skip
 
 
 @dataclass
@@ -42,6 +73,7 @@ class Table(ABC):
 
     :param spark: opens the session in which the engine ``spark`` merges
     :param now_ms: when the next batch is planned
+    :param key: the type of the column ``k``; ``sequence``: that of ``at``
     """
 
     root: Path
@@ -51,6 +83,8 @@ class Table(ABC):
     now_ms: int = 0
     version: int = 0
     state: Json = None
+    key: Kind = KINDS["long"]
+    sequence: Kind = KINDS["long"]
     batches: list[SinkCommit] = field(default_factory=list)
 
     @property
@@ -65,18 +99,22 @@ class Table(ABC):
         """Commit and publish one batch. Its rows are staged in the order of their sequence, as Spark stages them."""
         rows = sorted(events, key=lambda event: event[1:3])
         k, at, n, v = zip(*rows, strict=True)
-        columns = {"k": k, "at": at, "n": n}
         table = pyarrow.table(
             {
-                **{name: pyarrow.array(values, pyarrow.int64()) for name, values in columns.items()},
+                "k": pyarrow.array([None if each is None else self.key.value(each) for each in k], self.key.arrow),
+                "at": pyarrow.array(
+                    [None if each is None else self.sequence.value(each) for each in at], self.sequence.arrow
+                ),
+                "n": pyarrow.array(n, pyarrow.int64()),
                 "v": pyarrow.array(v, pyarrow.string()),
                 CHANGE: pyarrow.array([(kind or change)(event) for event in rows], pyarrow.string()),
             }
         )
+        self.root.mkdir(exist_ok=True)
         log = CommitLog(LocalStore(str(self.root / "log")))
-        batch = batches.staged(self.sink, table, self.version, schema=SCHEMA, log=log, spark=self.spark)
+        batch = batches.staged(self.sink, table, self.version, schema=self.schema, log=log, spark=self.spark)
         self.state = tombstones.state_after(
-            self.state, {"t": self.sink}, {"t": batch.committable}, log=log.store.url,
+            self.state, {"t": self.sink}, {"t": batch.committable}, {"t": self.schema}, log=log.store.url,
             now_ms=self.now_ms, version=self.version, attempt_id="a" * 32,
         )  # fmt: skip
         self.batches.append(batch := replace(batch, tombstones=files_of_layers(self.state)))
@@ -89,7 +127,11 @@ class Table(ABC):
     def rows(self) -> dict[int, tuple[int, int, str]]:
         rows = self.stored()
         assert len({row[0] for row in rows}) == len(rows), "a key has several rows"
-        return {row[0]: tuple(row[1:]) for row in rows}
+        return {self.key.integer(k): (self.sequence.integer(at), n, v) for k, at, n, v in rows}
+
+    @property
+    def schema(self) -> str:
+        return batches.schema_of(k=self.key.spark, at=self.sequence.spark, n="long", v="string")
 
 
 class Delta(Table):
@@ -115,7 +157,7 @@ class Iceberg(Table):
         return _tuples(load_catalog("default", **self._catalog).load_table("lake.t").scan().to_arrow())
 
 
-CREATE = "CREATE TABLE {} (k bigint PRIMARY KEY, at bigint, n bigint, v varchar(9) NOT NULL)"
+CREATE = "CREATE TABLE {} (k {} PRIMARY KEY, at {}, n bigint, v varchar(9) NOT NULL)"
 
 
 @dataclass
@@ -143,7 +185,7 @@ class Sqlite(Database):
 
     def __init__(self, root: Path) -> None:
         super().__init__(root, run=self._run, names={"conn_id": "db", "table": "t"})
-        self._run(CREATE.format("t"))
+        self._run(CREATE.format("t", "bigint", "bigint"))
 
     def _run(self, statement: str) -> Sequence[Any]:
         with closing(sqlite3.connect(self.root / "table.db")) as connection, connection:
@@ -209,3 +251,24 @@ def apply_randomly(table: Table, *, count: int = 9) -> None:
         applied.append([*events, (None, chance.randrange(4, 8), 0, None) if batch % 4 == 2 else (12, 9, batch, "c")])
         assert table.apply(applied[-1]).rows == 8
         assert table.rows() == newest(in_arrival_order(applied))
+
+
+def apply_without_effect(table: Table) -> None:
+    """Apply batches that change no row: of a new table, and of one with rows."""
+    assert table.apply([(1, 5, 0, None), (2, 5, 0, None)]).result == "applied"
+    assert table.rows() == {}
+    assert table.apply([(1, 4, 0, "late")]).result == "applied"
+    table.apply([(3, 5, 0, "c")])
+    assert table.apply([(3, 4, 0, "late"), (4, 4, 0, None), (None, 0, 0, None)]).result == "applied"
+    assert table.rows() == {3: (5, 0, "c")}
+
+
+def truncate_rows_of_another_writer(table: Delta) -> None:
+    """The rows have equal keys, null keys and null sequences."""
+    rows = {"k": [1, 1, None, 2, 3], "at": [1, 2, 1, None, 9], "n": [0] * 5, "v": ["theirs"] * 5}
+    schema = pyarrow.schema(
+        [("k", pyarrow.int64()), ("at", pyarrow.int64()), ("n", pyarrow.int64()), ("v", pyarrow.string())]
+    )
+    write_deltalake(str(table.root / "table"), pyarrow.table(rows, schema=schema))
+    table.apply([(None, 5, 0, None), (4, 6, 0, "ours")])
+    assert table.rows() == {3: (9, 0, "theirs"), 4: (6, 0, "ours")}

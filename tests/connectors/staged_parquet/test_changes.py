@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import logging
+import shutil
 import tempfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,18 +15,23 @@ from deltalake import DeltaTable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_streamsem import Changes, DeltaSink
+from airflow_provider_streamsem import Changes, DeltaSink, tombstones
+from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
 from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError
 from airflow_provider_streamsem.state.layers import tombstones_of
 from tests.connectors.staged_parquet.changed_table import (
     EVENTS,
+    KINDS,
     Delta,
     Event,
     Iceberg,
     Sqlite,
     Table,
+    apply_randomly,
+    apply_without_effect,
     in_arrival_order,
     newest,
+    truncate_rows_of_another_writer,
 )
 
 
@@ -45,6 +52,60 @@ def test_table_has_the_newest_state_of_each_key_in_any_order_of_arrival(
 def table(request: pytest.FixtureRequest, tmp_path: Path) -> Table:
     made: Table = request.param(tmp_path)
     return made
+
+
+@pytest.mark.parametrize("make", [Delta, Iceberg])
+@pytest.mark.parametrize(
+    ("key", "sequence"), [("string", "timestamp"), ("decimal", "timestamp_ntz"), ("date", "string"), ("timestamp", "decimal"), ("timestamp_ntz", "date")]
+)  # fmt: skip
+def test_keys_and_sequences_of_every_type_are_compared(
+    make: Callable[..., Table], tmp_path: Path, key: str, sequence: str
+) -> None:
+    apply_randomly(make(tmp_path, key=KINDS[key], sequence=KINDS[sequence]), count=4)
+
+
+def test_tombstones_are_kept_when_a_key_and_a_sequence_get_wider_types(tmp_path: Path) -> None:
+    table = Iceberg(tmp_path, key=KINDS["integer"], sequence=KINDS["integer"])
+    table.apply([(1, 1, 0, "a"), (2, 1, 0, "b")])
+    table.apply([(1, 5, 0, None), (3, 5, 0, None)])
+    table.key = table.sequence = KINDS["long"]
+    table.apply([(1, 4, 0, "late"), (3, 4, 0, "late"), (4, 1, 0, None)])
+    assert table.rows() == {2: (1, 0, "b")}
+    assert [layer.rows for layer in tombstones_of(table.state)["t"].layers] == [2, 1]
+
+
+def test_tombstones_of_other_types_are_dropped_with_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    table = Delta(tmp_path, key=KINDS["long"])
+    table.apply([(1, 5, 0, None)])
+    table.key = KINDS["string"]
+    shutil.rmtree(tmp_path / "table")
+    with caplog.at_level(logging.WARNING, logger="airflow_provider_streamsem"):
+        table.version, table.batches = 0, []
+        table.root = tmp_path / "other"
+        table.apply([(1, 4, 0, "a"), (2, 5, 0, None)])
+    assert any("tombstones are dropped" in text for text in caplog.messages)
+    assert table.rows() == {1: (4, 0, "a")}
+
+
+@pytest.mark.parametrize("keys", [["at"], ["at_max"], ["k0", ".x"]])
+def test_key_may_have_any_name(tmp_path: Path, keys: list[str]) -> None:
+    changes = Changes(keys=keys, sequence_by="s")
+    rows = pyarrow.table({**dict.fromkeys(keys, pyarrow.array([1, 1, 2])), "s": [1, 3, 2]})
+    assert tombstones._newest([rows], changes).to_pylist() == [
+        {**dict.fromkeys(keys, 1), "s": 3},
+        {**dict.fromkeys(keys, 2), "s": 2},
+    ]
+
+
+@pytest.mark.parametrize("kind", ["double", "boolean", "binary", "string of a database"])
+def test_sequence_without_a_total_order_is_refused(kind: str) -> None:
+    fields = [{"name": "s", "type": kind.split()[0]}]
+    with pytest.raises(DataError, match="must be integers, decimals, dates or timestamps"):
+        keyed_rows.check_sequence_types(fields, ["s"], of_database="database" in kind)
+
+
+def test_batch_without_effect_is_published(table: Table) -> None:
+    apply_without_effect(table)
 
 
 def test_late_update_does_not_insert_a_deleted_row_again(table: Table) -> None:
@@ -78,6 +139,10 @@ def test_truncate_deletes_older_rows_and_no_late_change_inserts_one(table: Table
     assert table.rows() == {2: (5, 0, "b"), 3: (4, 0, "new")}
     table.apply([(1, 2, 9, "late"), (4, 3, 1, "after")])
     assert table.rows() == {2: (5, 0, "b"), 3: (4, 0, "new"), 4: (3, 1, "after")}
+
+
+def test_truncate_deletes_rows_of_another_writer(tmp_path: Path) -> None:
+    truncate_rows_of_another_writer(Delta(tmp_path))
 
 
 def test_tombstone_is_kept_for_its_time_to_live(tmp_path: Path) -> None:
