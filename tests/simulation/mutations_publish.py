@@ -111,7 +111,7 @@ def last_sink_is_not_published(patch: pytest.MonkeyPatch) -> None:
         return UnpublishedSink()
 
     class UnpublishedSink:
-        delivery = "exactly_once"
+        sets_marker = True
 
         def publish(self, batch: SinkCommit) -> Receipt:
             return Receipt(result="applied", rows=batch.committable.rows)
@@ -180,7 +180,7 @@ def skip_does_not_claim(patch: pytest.MonkeyPatch) -> None:
 
 def other_runs_close_claims(patch: pytest.MonkeyPatch) -> None:
     real = run.publish
-    patch.setattr(run, "publish", lambda opened, head, outcome, *, is_own: real(opened, head, outcome, is_own=True))
+    patch.setattr(run, "publish", lambda *args, is_own, **others: real(*args, is_own=True, **others))
 
 
 def idempotency_key_changes_with_each_try(patch: pytest.MonkeyPatch) -> None:
@@ -217,8 +217,8 @@ def own_run_never_closes_claims(patch: pytest.MonkeyPatch) -> None:
     """A retry of the commit's own run waits for the claims of ended publishers, like other runs."""
     original = run.publish
 
-    def publish(opened: Any, head: Any, outcome: Any, *, is_own: bool) -> Any:
-        return original(opened, head, outcome, is_own=False)
+    def publish(*args: Any, is_own: bool, **others: Any) -> Any:
+        return original(*args, is_own=False, **others)
 
     patch.setattr(run, "publish", publish)
 
