@@ -15,6 +15,7 @@ import pytest
 
 from airflow_provider_streamsem import Dedup, FilesSink, FilesSource, Limits, Pipeline, alter, rollback, run_batch
 from airflow_provider_streamsem.errors import ConflictError, InvalidError, StreamsemError
+from airflow_provider_streamsem.pipeline.maintenance import alter as alter_module
 from airflow_provider_streamsem.pipeline.maintenance.alter import Alteration
 from airflow_provider_streamsem.pipeline.maintenance.fork import fork
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
@@ -696,6 +697,26 @@ def test_concurrent_alters_commit_one_after_the_other(tmp_path: Path) -> None:
         if not store.reached:
             assert at >= 12
             return
+
+
+def test_alter_that_another_process_has_made_first_changes_nothing(
+    fixture: PipelineFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The new sink has files of a version that another process has committed since."""
+    pipeline = with_sinks(fixture, "out", "extra")
+    claim, others = alter_module.claim_dataset, list[Alteration]()
+
+    def after_another(*args: Any, **named: Any) -> None:
+        if not others:
+            monkeypatch.setattr(alter_module, "claim_dataset", claim)
+            others.append(altered(fixture, pipeline))
+            run_batch(pipeline, run_key="another", log=fixture.log(), engine=RowsEngine())
+        claim(*args, **named)
+
+    monkeypatch.setattr(alter_module, "claim_dataset", after_another)
+    result = altered(fixture, pipeline)
+    assert (others[0].version, result.version, result.changes) == (2, None, ())
+    assert visible_in(fixture, "extra") == ids(4, 6)
 
 
 def test_any_run_completes_an_alter_whose_process_died(fixture: PipelineFixture) -> None:

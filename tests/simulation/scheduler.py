@@ -17,7 +17,7 @@ from tests.simulation.faults import Fate, FaultModel
 from tests.simulation.store import ProcessStore, SimulatedStore, shown
 
 FAULTS_STOP_AFTER = 2_500
-MAX_TURNS = 16_000
+MAX_TURNS = 32_000
 _START_MS = 1_700_000_000_000
 _TURN_MS = 50
 

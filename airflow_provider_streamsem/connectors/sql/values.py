@@ -26,7 +26,9 @@ _DAY_US = 86_400_000_000
 _NUL_IN_JSON = r"(^|[^\\])(\\\\)*\\u0000"
 
 
-def refuse_misfits(location: str, staged: Committable, target: Target, *, of_changes: bool = False) -> None:
+def refuse_misfits(
+    location: str, staged: Committable, target: Target, *, of_changes: bool = False, is_committed: bool = False
+) -> None:
     """
     Refuse values that the table's columns cannot hold. The error has no values.
 
@@ -37,7 +39,7 @@ def refuse_misfits(location: str, staged: Committable, target: Target, *, of_cha
     import pyarrow.compute as pc
 
     wrong: dict[str, str] = {}
-    for parquet in parquet_files(location, staged):
+    for parquet in parquet_files(location, staged, is_committed=is_committed):
         wrong |= _unsupported_times(parquet, target)
         checks = {
             field.name: _checks(field.type, target, field.name, uuid=_CANONICAL_UUID if of_changes else _UUID)

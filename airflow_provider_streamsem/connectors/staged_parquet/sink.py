@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_streamsem.connectors.files.sink import FilesSink
 from airflow_provider_streamsem.connectors.sink import PublishingSink, SinkCommit
-from airflow_provider_streamsem.errors import UnavailableError
+from airflow_provider_streamsem.errors import StageError, UnavailableError
 from airflow_provider_streamsem.protocol.entries import Committable
 from airflow_provider_streamsem.stores.dataset import Dataset, open_dataset
 
@@ -82,17 +82,24 @@ class StagedSink(PublishingSink):
 
 def record_batches(location: str, batch: SinkCommit, *, rows: int = _ROWS) -> Iterator[Any]:
     """Yield record batches of at most ``rows`` rows, in the order of the manifest: the same for every publisher."""
-    for parquet in parquet_files(location, batch.committable):
+    for parquet in parquet_files(location, batch.committable, is_committed=True):
         yield from parquet.iter_batches(batch_size=rows)
 
 
-def parquet_files(location: str, staged: Committable) -> Iterator[Any]:
-    """Yield each staged file as a pyarrow ``ParquetFile``, in the order of the manifest. A file is closed when the next one is requested."""
+def parquet_files(location: str, staged: Committable, *, is_committed: bool = False) -> Iterator[Any]:
+    """
+    Yield each staged file as a pyarrow ``ParquetFile``, in the order of the manifest. A file is closed when the next one is requested.
+
+    :raises StageError: a file of an attempt is missing. If another attempt was committed, vacuum may have deleted it, and the run continues with that commit
+    :raises UnavailableError: with ``is_committed``: a file is missing
+    """
     import pyarrow.parquet
 
     dataset = open_dataset(location)
     for file in staged.files:
         stat = dataset.stat(file.key)
+        if stat is None and not is_committed:
+            raise StageError("a staged file of the attempt is missing", location=location, key=file.key)
         if stat is None:
             # Another publisher may have published the batch first, and vacuum may have deleted the files since.
             summary = "a staged file is missing: another publisher has published the batch, or the file was deleted"

@@ -188,7 +188,13 @@ def _commit(
     for name, sink in bound.pipeline.sinks.items():
         is_new = name in _sinks(changes, "added", "replaced")
         claim_dataset(name, sink, log, bound.record, url=bound.pipeline.log, new=is_new)
-    _check_sinks(bound, head, changes)
+    try:
+        _check_sinks(bound, head, changes)
+    except ConflictError:
+        newest = log.newest_head()
+        if newest.closed == head.closed:
+            raise
+        return newest, None  # the files are those of a version of another process, which has altered the pipeline first
     log.put_spec(bound.pipeline.spec_bytes())
     run_key = f"alter:{bound.spec[:_SHOWN]}:{head.closed + 1}"
     transform = bound.pipeline.transform_name
