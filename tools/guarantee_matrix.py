@@ -29,6 +29,7 @@ from airflow_provider_streamsem import (
     ReplaySource,
     SqsQueue,
 )
+from airflow_provider_streamsem.connectors.changes import Changes
 from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
 from airflow_provider_streamsem.connectors.delta.source import DeltaSource
 from airflow_provider_streamsem.connectors.http import operations
@@ -66,12 +67,17 @@ SINKS: Mapping[str, Any] = {
     "Delta": DeltaSink("/table"),
     "Delta, upsert": DeltaSink("/table", mode="upsert", keys=["id"]),
     "Delta, upsert by Spark": DeltaSink("/table", mode="upsert", keys=["id"], engine="spark"),
+    "Delta, change data": DeltaSink("/table", changes=Changes(keys=["id"], sequence_by="seq")),
     "Iceberg": IcebergSink("/iceberg", "lake.orders"),
     "Iceberg, upsert": IcebergSink("/iceberg", "lake.orders", mode="upsert", keys=["id"]),
     "Iceberg, upsert by Spark": IcebergSink("/iceberg", "lake.orders", mode="upsert", keys=["id"], engine="spark"),
+    "Iceberg, change data": IcebergSink("/iceberg", "lake.orders", changes=Changes(keys=["id"], sequence_by="seq")),
     "database, append": JdbcSink("warehouse", "orders", "/staged"),
     "database, upsert": JdbcSink("warehouse", "orders", "/staged", mode="upsert", keys=["id"]),
     "database, replace_version": JdbcSink("warehouse", "orders", "/staged", mode="replace_version"),
+    "database, change data": JdbcSink(
+        "warehouse", "orders", "/staged", changes=Changes(keys=["id"], sequence_by="seq")
+    ),
     "Kafka topic": KafkaSink("/staged", topic="out", bootstrap_servers="broker:9092"),
     "HTTP, an endpoint that deduplicates by key": HttpSink("/staged", url="http://api/orders", idempotent=True),
     "HTTP, an idempotent operation": HttpSink("/staged", url="http://api/orders", operation="upsert_newer"),
@@ -99,6 +105,11 @@ _TRANSACTIONS = (
 _BY_SPARK = (
     *_TRANSACTIONS,
     "tests/connectors/staged_parquet/test_merge_engine.py::test_merge_that_fails_is_not_repeated_and_leaves_the_table_as_it_was",
+)
+_CHANGES = (
+    *_TRANSACTIONS,
+    "tests/connectors/staged_parquet/test_changes.py::test_table_has_the_newest_state_of_each_key_in_any_order_of_arrival",
+    "tests/connectors/staged_parquet/test_changes.py::test_tombstone_is_kept_for_its_time_to_live",
 )
 _DATABASE = (
     *_TRANSACTIONS,
@@ -231,6 +242,19 @@ PROOFS: Mapping[str, tuple[str, ...]] = {
     ),
     "database, append": _DATABASE,
     "database, upsert": _DATABASE,
+    "Delta, change data": (
+        "tests/connectors/delta/test_changes.py::test_table_has_the_newest_state_of_each_key_after_a_crash_at_any_step",
+        "tests/integration/test_spark_merge.py::test_changes_merged_by_spark_give_the_newest_state_of_each_key_in_any_order_of_arrival",
+        *_CHANGES,
+    ),
+    "Iceberg, change data": (
+        *_CHANGES,
+        "tests/integration/test_spark_merge.py::test_changes_merged_by_spark_give_the_newest_state_of_each_key_in_any_order_of_arrival",
+    ),
+    "database, change data": (
+        *_CHANGES,
+        "tests/integration/test_postgres.py::test_changes_give_the_newest_state_of_each_key_in_any_order_of_arrival",
+    ),
     "database, replace_version": (
         *_DATABASE,
         "tests/connectors/sql/test_sink.py::test_reprocessing_replaces_only_the_rows_of_its_chain",
@@ -269,7 +293,8 @@ and [queues](../connectors/queues.md#dedup-window) explains `queue dedup 24 h`.
 `partly ordered records` means that some records of the source have no order, and the sink depends on it: [Order of
 rows](order.md#rows-of-one-version).
 `late rows dropped` is the condition of a pipeline with state whose `late` is `"drop"`, and [Keep
-state](../how-to/keep-state.md#watermarks-and-late-rows) explains it and `windows closed by clocks`.
+state](../how-to/keep-state.md#watermarks-and-late-rows) explains it and `windows closed by clocks`. [Apply change
+data](../how-to/change-data.md#tombstones) explains `tombstones 168 h`.
 [Tests of the guarantees](guarantee-tests.md) names the tests of each source and sink.
 
 A transform does not change the label, because the output of one attempt is committed as a whole. The engine counts

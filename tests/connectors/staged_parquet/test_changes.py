@@ -1,4 +1,4 @@
-"""Change data merged into a table: the table has the newest state of each key, in any order of arrival, in any batches, and after repeats."""
+"""DeltaSink, IcebergSink and JdbcSink apply change data: the table has the newest state of each key, in any order of arrival and after repeats."""
 
 from __future__ import annotations
 
