@@ -73,9 +73,12 @@ class Applied:
         :param others: pyarrow tables with the columns of ``keys`` and ``sequence_by``: rows of the table, or tombstones
         """
         applies = np.ones(self.rows.num_rows, bool)
+        kinds, texts = None, None
         for other in others:
-            kinds = _common(self.rows, other, self.changes.keys)
-            at = pc.index_in(row_texts(other, kinds), value_set=row_texts(self.rows, kinds))
+            common = _common(self.rows, other, self.changes.keys)
+            if kinds != common:  # in most cases only for the first table
+                kinds, texts = common, row_texts(self.rows, common)
+            at = pc.index_in(row_texts(other, kinds), value_set=texts)
             found = at.is_valid()
             is_before = self._precedes(self.rows.take(at.filter(found)), other.filter(found))
             applies[at.filter(found).filter(is_before).to_numpy(zero_copy_only=False)] = False
