@@ -363,7 +363,9 @@ def test_verify_reports_a_missing_file_of_the_inherited_state(tmp_path: Path) ->
     for stat in list(forking.store.list("state/")):
         forking.store.delete(stat.key)
     violations = verify(open_log(forking.log(), pipeline=forking.pipeline())).violations
-    assert [finding.what for finding in violations] == ["a file of the deduplication state is missing or was changed"]
+    assert [finding.what for finding in violations] == [
+        "a file of the deduplication state, or of the tombstones of a sink, is missing or was changed"
+    ]
 
 
 def test_offsets_before_the_fork_satisfy_the_batch_committed_condition(tmp_path: Path) -> None:
