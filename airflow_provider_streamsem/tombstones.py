@@ -1,5 +1,5 @@
 """
-Tombstones: the keys that a sink with ``changes`` has deleted, each with the sequence of its newest delete.
+Tombstones: the keys of all deletes that a sink with ``changes`` has received, each with the sequence of its newest delete. A truncate has no key.
 
 A batch stores the tombstones of its deletes as a layer (:mod:`airflow_provider_streamsem.state.layers`), in Parquet files with the columns of ``keys`` and
 ``sequence_by``. Its outcome names the layers. So a retry, a zombie or a crash neither loses nor adds a tombstone. Only engines import this module, because it
@@ -20,12 +20,17 @@ import pyarrow.parquet
 from airflow_provider_streamsem.connectors.changes import CHANGE, UPSERT, Changes
 from airflow_provider_streamsem.connectors.files.layers import layers_dataset
 from airflow_provider_streamsem.connectors.sink import Sink
-from airflow_provider_streamsem.connectors.staged_parquet.current_tombstones import current_tombstones, types_of
+from airflow_provider_streamsem.connectors.staged_parquet.current_tombstones import (
+    RESTORE_TOMBSTONES,
+    current_tombstones,
+    types_of,
+)
 from airflow_provider_streamsem.connectors.staged_parquet.sink import parquet_files
-from airflow_provider_streamsem.errors import StageError
+from airflow_provider_streamsem.errors import DataError, StageError
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.entries import Committable, Json
 from airflow_provider_streamsem.state.layers import (
+    STATE,
     Layer,
     Tombstones,
     split,
@@ -123,5 +128,6 @@ class _Files:
     def _table(self, key: str) -> Any:
         data = self._store.read(key)
         if data is None:
-            raise StageError("a file with tombstones is missing; nothing became visible", file=key)
+            summary = "a file with tombstones is missing; nothing became visible"
+            raise DataError(summary, file=f"{STATE}/{key}").advising(RESTORE_TOMBSTONES)
         return pyarrow.parquet.read_table(pa.BufferReader(data), page_checksum_verification=True)

@@ -26,21 +26,23 @@ def with_change(schema: str) -> str:
 @dataclass(frozen=True, kw_only=True)
 class Changes:
     """
-    Applies each row of a batch as a change of the row with the same keys. The change with the greatest sequence stays, in any order of arrival (SCD type 1).
+    Applies change data to a table: each row of a batch is an upsert, a delete or a truncate (SCD type 1). *Older* and *newer* compare sequences.
 
-    The table keeps the columns of ``keys`` and ``sequence_by``, because later changes are compared with them. A deleted row is remembered as a *tombstone*, a
-    key and a sequence in the commit log, so that a change from before the delete does not insert the row again. A truncate is a tombstone of all keys.
+    Of the changes of a row, the one with the greatest sequence is applied, in any order of arrival. The table has the columns of ``keys`` and ``sequence_by``,
+    because later changes are compared with them. For each delete and each truncate, the log keeps a *tombstone*: the key and the sequence. An older change
+    that arrives later does not insert the row again.
 
     :param keys: columns that identify a row. Their values must not be null
-    :param sequence_by: the column, or columns, by which the changes of a row are ordered, ascending: integers, decimals, strings, dates or timestamps. Their
-        values must not be null. Of two changes with equal keys and sequence, that of the later batch stays, and within a batch the last in the order of the
-        source. A batch in which such changes differ is refused if their order is unknown
-    :param apply_as_deletes: an SQL predicate. A row for which it is true deletes the row of the table
-    :param apply_as_truncates: an SQL predicate. A row for which it is true deletes every row of the table that has an older sequence
-    :param column_list: the columns that the table gets, ``keys`` and ``sequence_by`` included. Default: all
-    :param except_column_list: instead of ``column_list``: the columns that the table does not get, such as the kind of the change
-    :param tombstone_ttl_s: time to live of a tombstone, in seconds, 1 or more. A change from before a delete is dropped if its batch was planned at most this
-        long after the batch of the delete
+    :param sequence_by: a column, or a list of columns, that order the changes of a row, ascending: integers, decimals, dates or timestamps. DeltaSink and
+        IcebergSink also accept strings, compared by their UTF-8 bytes. Their values must not be null, and should differ for all changes of a row. Of two
+        changes with equal keys and sequence, that of the later batch is applied, and within a batch the last one in the order of the source. A batch in which
+        such changes differ is refused if their order is unknown
+    :param apply_as_deletes: SQL predicate on the columns that the transform returns. If it is true, the change deletes the table's row with the same keys
+    :param apply_as_truncates: SQL predicate. If it is true, the change deletes every older row of the table. It has no key. It precedes ``apply_as_deletes``
+    :param column_list: the columns of the table. It must list ``keys`` and ``sequence_by``. Default: all columns
+    :param except_column_list: instead of ``column_list``: the columns that the table does not have, such as the kind of the change
+    :param tombstone_ttl_s: time to live of a tombstone, in seconds, 1 or more. An older change is dropped if its batch is planned at most this long after the
+        batch of the delete
     :raises InvalidError: an argument is not valid
     """
 
@@ -83,7 +85,9 @@ class Changes:
         if isinstance(value, cls):
             return value
         if not isinstance(value, Mapping):
-            raise InvalidError(f"{where} changes must be Changes(...), in TOML a table", given=type(value).__name__)
+            raise InvalidError(
+                f"{where} changes must be Changes(...), in TOML [sinks.NAME.changes]", given=type(value).__name__
+            )
         fields = [field.name for field in dataclasses.fields(cls)]
         arguments.known_keys(f"{where} changes", value, fields)
         missing = [name for name in ("keys", "sequence_by") if name not in value]
@@ -115,6 +119,6 @@ class Changes:
     def reason(self) -> str:
         """The reason why the table has the newest state of each row."""
         return (
-            f"of the changes of a row, the table keeps the one with the greatest {', '.join(self.sequence_by)}, in any order of arrival. A deleted row is not "
-            f"inserted again by a change from before the delete that arrives at most {arguments.duration(self.tombstone_ttl_s)} after the delete"
+            f"of the changes of a row, the one with the greatest {', '.join(self.sequence_by)} is applied, in any order of arrival. An older change does not "
+            f"insert a deleted row again if its batch is planned at most {arguments.duration(self.tombstone_ttl_s)} after the batch of the delete"
         )

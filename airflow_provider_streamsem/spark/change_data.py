@@ -17,10 +17,12 @@ def marked(sink: str, frame: DataFrame, changes: Changes) -> DataFrame:
     named = [*changes.required, *(changes.column_list or ()), *(changes.except_column_list or ())]
     missing = sorted({*named} - {*frame.columns})
     if missing:
-        summary = "the rows lack columns of changes"
-        raise DataError(summary, sink=sink, missing=missing, columns=frame.columns)
+        summary = "the transform does not return columns that changes names"
+        raise DataError(summary, sink=sink, missing=missing, columns=frame.columns).advising(
+            "return them from the transform; or correct keys, sequence_by, column_list or except_column_list of changes. Then run again."
+        )
     if CHANGE in (name.lower() for name in frame.columns):
-        summary = "the rows have a column with the name of a column of changes"
+        summary = "the rows have a column with a reserved name"
         raise DataError(summary, sink=sink, column=CHANGE).advising(
             "rename the column in the transform, then run again."
         )
@@ -30,11 +32,11 @@ def marked(sink: str, frame: DataFrame, changes: Changes) -> DataFrame:
         rows = frame.withColumn(CHANGE, change.otherwise(F.lit(UPSERT)))
         rows.schema  # noqa: B018  with Spark Connect, reading the schema analyzes the plan, which raises AnalysisException
     except AnalysisException as error:
-        summary = "Spark cannot resolve a predicate of changes with the columns of the rows"
+        summary = "Spark cannot evaluate apply_as_deletes or apply_as_truncates of changes on the columns that the transform returns"
         predicates = {"apply_as_deletes": deletes, "apply_as_truncates": truncates}
         given = {name: predicate for name, predicate in predicates.items() if predicate is not None}
         raise DataError(summary, sink=sink, **given, condition=error.getCondition(), columns=frame.columns).advising(
-            "correct the predicate, then run again. The version stays open, and the next run reads its ranges with the corrected predicate."
+            "correct the predicate, then run again. The next run reads the same offsets."
         ) from causes.short(error)
     kept = {name: F.col(quoted(name)) for name in frame.columns if changes.keeps(name)}
     if truncates is not None:

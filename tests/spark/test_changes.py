@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,7 @@ from airflow_provider_streamsem.errors import DataError, InvalidError
 from airflow_provider_streamsem.pipeline.maintenance.fork import fork
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.pipeline.spec.pipeline import from_json
+from tests.code_blocks import blocks
 
 pytestmark = pytest.mark.spark
 
@@ -118,9 +121,9 @@ def test_spec_in_json_has_the_changes(shop: Shop) -> None:
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"sequence_by": "at"}, r"lack columns of changes.*missing=\['at'\]"),
-        ({"except_column_list": ["op", "more"]}, r"lack columns of changes.*missing=\['more'\]"),
-        ({"apply_as_deletes": "kind = 'd'"}, r"cannot resolve a predicate of changes.*apply_as_deletes=.*UNRESOLVED_COLUMN"),
+        ({"sequence_by": "at"}, r"does not return columns that changes names.*missing=\['at'\]"),
+        ({"except_column_list": ["op", "more"]}, r"does not return columns that changes names.*missing=\['more'\]"),
+        ({"apply_as_deletes": "kind = 'd'"}, r"cannot evaluate apply_as_deletes.*apply_as_deletes=.*UNRESOLVED_COLUMN"),
     ],
 )  # fmt: skip
 def test_changes_that_do_not_fit_the_rows_are_refused_before_the_commit(
@@ -158,3 +161,38 @@ def test_reprocessing_is_refused(shop: Shop) -> None:
     shop.run()
     with pytest.raises(InvalidError, match="cannot"):
         reprocess(shop.pipeline, 0, run_key="again")
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "change-data.md"
+
+
+@pytest.mark.parametrize("files", [1, 6])
+def test_example_of_the_page_gives_the_table_that_the_page_names(
+    tmp_path: Path, spark: SparkSession, files: int
+) -> None:
+    (code,), (toml,) = blocks(PAGE, "python"), blocks(PAGE, "toml")
+    names: dict[str, Any] = {}
+    exec(code.partition("\nwith DAG")[0], names)
+    customers, page = names["CUSTOMERS"], PAGE.read_text()
+    arguments = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli").loads(toml)
+    assert Changes(**arguments["sinks"]["customers"]["changes"]) == customers.sinks["customers"].changes
+    (tmp_path / "in").mkdir()
+    records = [dict(zip(("op", "seq", "id", "name"), row, strict=True)) for row in rows_of(page, "| op | seq |")]
+    for at in range(files):
+        lines = [json.dumps(record) for record in records[at::files]]
+        (tmp_path / "in" / f"{at}.json").write_text("\n".join(lines) + "\n{}\n")
+    source = FilesSource(path=str(tmp_path / "in"), format="json", schema=customers.source.value.schema)
+    sink = DeltaSink(str(tmp_path / "table"), changes=customers.sinks["customers"].changes)
+    pipeline = customers.replace(
+        log=str(tmp_path / "log"), source=source, sinks={"customers": sink}, limits=Limits(max_files=1)
+    )
+    run_batch(pipeline, run_key="all", drain=True)
+    assert DeltaTable(sink.path).to_pyarrow_table().to_pylist() == [{"id": 7, "seq": 3, "name": "Ann Lee"}]
+    assert "`id` 7, `seq` 3, `name` Ann Lee" in page
+
+
+def rows_of(page: str, head: str) -> list[list[Any]]:
+    """Return the rows of a table of a page."""
+    lines = page[page.index(head) :].split("\n\n")[0].splitlines()[2:]
+    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+    return [[op, int(seq), int(id), name or None] for op, seq, id, name in cells]

@@ -58,7 +58,7 @@ def merge(
     if changes is not None:
         read, applied = changes.required, Applied.of(rows, batch, changes)
         possible = _possible(target, applied.rows, kinds)
-        applied = applied.to(
+        applied = applied.without_older_than(
             part for file in possible if _existing(target, batch, file) for part in target.rows(file, read)
         )
         rows = applied.rows

@@ -108,7 +108,8 @@ class DeltaSink(TableSink[_Handle]):
         the order of the source. A batch is refused if that order is lost and rows with equal keys differ
     :param engine: for ``upsert``: ``spark`` merges with Spark's MERGE, in the session of the run and on its executors. ``library`` merges in the process of the
         publisher, without Delta's Spark package. ``auto`` uses Spark for a batch of more than 1,000,000 rows, if the session has the package, else the library
-    :param changes: applies each row as a change of the row with the same keys: an upsert or a delete. Replaces ``mode``, ``keys`` and ``sequence_by``
+    :param changes: applies change data: each row upserts or deletes the row with the same keys, or truncates the table. Sets ``mode``, ``keys`` and
+        ``sequence_by``
     :raises InvalidError: an argument is not valid
     """
 

@@ -56,7 +56,7 @@ def merge(
     if changes is not None:
         read, applied = changes.required, Applied.of(rows, batch, changes)
         tasks = _possible(table, applied.rows, keys)
-        applied = applied.to(part for task in tasks for part in rewritten.rows(task, read))
+        applied = applied.without_older_than(part for task in tasks for part in rewritten.rows(task, read))
         rows = applied.rows
     is_removed = _is_merged(rewritten, rows, keys)
     is_truncating = applied is not None and applied.truncate is not None

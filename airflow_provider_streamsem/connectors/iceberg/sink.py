@@ -97,7 +97,8 @@ class IcebergSink(TableSink[_Handle]):
     :param engine: for ``upsert``: ``spark`` merges with Spark's MERGE, in the session of the run and on its executors. The rows may lack columns of the table,
         and the table may have any partitions. ``library`` merges in the process of the publisher, without Iceberg's Spark package. ``auto`` uses Spark for a
         batch of more than 1,000,000 rows, if the session has the package, else the library
-    :param changes: applies each row as a change of the row with the same keys: an upsert or a delete. Replaces ``mode``, ``keys`` and ``sequence_by``
+    :param changes: applies change data: each row upserts or deletes the row with the same keys, or truncates the table. Sets ``mode``, ``keys`` and
+        ``sequence_by``
     :param expire_after_s: age in seconds, 1 or more, at which the publishing commit expires snapshots of this sink. Default: the sink expires none.
         Publishing takes longer with each snapshot that the table keeps
     :raises InvalidError: an argument is not valid

@@ -1,4 +1,4 @@
-"""Applies change data to a database table by SQLAlchemy. For upserts and deletes in Postgres see ``postgres_copy.py``."""
+"""Applies change data to a database table by SQLAlchemy. For Postgres see ``postgres_copy.py``."""
 
 from __future__ import annotations
 
@@ -57,7 +57,8 @@ def apply(
     """
     Delete and upsert rows, unless the row of the table with the same keys has a greater sequence.
 
-    :param keys: keys of columns of ``table``, as ``sequence``
+    :param keys: SQLAlchemy's ``Column.key`` of each key column
+    :param sequence: likewise of the columns of the sequence
     :param upserts: key of the column → value, for every column. No two rows have equal keys
     :param deletes: likewise, for the columns of ``keys`` and ``sequence``
     """

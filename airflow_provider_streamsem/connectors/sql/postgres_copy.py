@@ -186,12 +186,13 @@ def apply_changes(
     upserts: Iterable[bytes],
 ) -> bool:
     """
-    Write changes by ``COPY`` into temporary tables. Then truncate, delete and upsert rows, unless the row of the table has a greater sequence.
+    Write changes by ``COPY`` into temporary tables. Then delete the rows older than the truncate, apply the deletes, and apply the upserts. A delete or an
+    upsert changes nothing if the row of the table has a greater sequence.
 
     :param truncate: CSV with the columns ``sequence_by``: at most one row
     :param deletes: CSV with the columns ``keys`` and ``sequence_by``. A delete lacks other columns, which may have a domain that refuses null
     :param upserts: CSV with the columns ``names``. No two changes have equal keys
-    :returns: whether the table lacks the deleted rows. A trigger or a rule can keep them
+    :returns: ``False`` if a row that should be deleted is still in the table, because a trigger has kept it
     """
     from psycopg import sql
 

@@ -78,8 +78,8 @@ class JdbcSink(TransactionalSink[_Handle]):
         reprocessing scans the table
     :param markers: the marker table, in the same database: ``table`` or ``schema.table``. The first run of a new log creates it if it is missing, and so
         does a skip
-    :param changes: applies each row as a change of the row with the same keys: an upsert or a delete. Replaces ``mode``, ``keys`` and ``sequence_by``. The
-        publisher reads the batch into memory. The columns of the sequence must be numbers, dates or timestamps
+    :param changes: applies change data: each row upserts or deletes the row with the same keys, or truncates the table. Sets ``mode``, ``keys`` and
+        ``sequence_by``. The publisher reads the batch into memory
     :raises InvalidError: an argument is not valid
     """
 
@@ -135,7 +135,9 @@ class JdbcSink(TransactionalSink[_Handle]):
             "one database transaction writes the rows of a version and its marker, and the marker prevents a second transaction of the version",
             "rows passed to the writer = rows in the staged files = rows in the manifest, or the attempt is discarded",
         )
-        return (*reasons, keyed_rows.last_stays(self), _COLLATIONS) if self.merges else reasons
+        if not self.merges:
+            return reasons
+        return (*reasons, keyed_rows.last_stays(self), *([_COLLATIONS] if self.changes is None else []))
 
     @property
     def conditions(self) -> str:
@@ -530,7 +532,7 @@ class JdbcSink(TransactionalSink[_Handle]):
                 raise PublishError(
                     "rows are still in the table after their deletion: a trigger of the table keeps them; nothing of the batch is in the table",
                     table=self.table,
-                )
+                ).advising("drop the trigger, then run again.")
         elif applied is not None:
             table = target.table(names)
             key_of = {column.name: column.key for column in table.columns}

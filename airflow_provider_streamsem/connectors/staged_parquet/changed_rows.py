@@ -1,5 +1,5 @@
 """
-Selects the changes of a batch that apply to a table: not those from before a delete, and not those that are older than the row of the table.
+Removes the changes of a batch that are older than a tombstone, or than the row of the table.
 
 Imports pyarrow, so only sinks import this module, when they publish.
 """
@@ -18,6 +18,7 @@ import pyarrow.parquet
 from airflow_provider_streamsem.connectors.changes import CHANGE, DELETE, TRUNCATE, UPSERT, Changes
 from airflow_provider_streamsem.connectors.data_files.contents import row_texts
 from airflow_provider_streamsem.connectors.sink import SinkCommit
+from airflow_provider_streamsem.connectors.staged_parquet.current_tombstones import RESTORE_TOMBSTONES
 from airflow_provider_streamsem.errors import PublishError
 from airflow_provider_streamsem.state.layers import STATE
 from airflow_provider_streamsem.stores.dataset import open_dataset
@@ -33,9 +34,8 @@ def tombstones(batch: SinkCommit) -> Iterator[Any]:
         data = store.read(file.key)
         if data is None or len(data) != file.bytes:
             summary = "a file with tombstones is missing or was changed; nothing of the batch is in the table"
-            raise PublishError(summary, sink=batch.sink, version=batch.version, file=f"{STATE}/{file.key}").advising(
-                "restore the file below the log from a backup, then run again. A skip does not help: later versions need the file, too."
-            )
+            where = {"sink": batch.sink, "version": batch.version, "file": f"{STATE}/{file.key}"}
+            raise PublishError(summary, **where).advising(RESTORE_TOMBSTONES)
         yield pyarrow.parquet.read_table(pa.BufferReader(data), page_checksum_verification=True)
 
 
@@ -49,7 +49,7 @@ class Applied:
     The changes of a batch that apply to a table.
 
     :param rows: pyarrow table with the columns of the table and :data:`CHANGE`: one row for each key that the batch upserts or deletes
-    :param truncate: pyarrow table with one row, of which the sequence counts: older rows of the table are deleted; ``None`` if there is no truncate
+    :param truncate: pyarrow table with one row: rows of the table with a smaller sequence are deleted. ``None`` if there is no truncate
     """
 
     rows: Any
@@ -63,12 +63,12 @@ class Applied:
         truncate = rows.filter(is_truncate)
         applied = cls(rows.filter(pc.invert(is_truncate)), truncate if truncate.num_rows else None, changes)
         for stored in tombstones(batch):
-            applied = applied._after_truncates(_without_key(stored, changes)).to([stored])
+            applied = applied._after_truncates(_without_key(stored, changes)).without_older_than([stored])
         return applied._after_truncates(truncate)
 
-    def to(self, others: Iterable[Any]) -> Applied:
+    def without_older_than(self, others: Iterable[Any]) -> Applied:
         """
-        Return the changes that are not before another row with the same keys.
+        Return the changes that are not older than another row with the same keys.
 
         :param others: pyarrow tables with the columns of ``keys`` and ``sequence_by``: rows of the table, or tombstones
         """

@@ -1,4 +1,4 @@
-"""Decides which stored tombstones apply to a sink with ``changes``."""
+"""Returns the tombstones of a sink with ``changes`` that have not expired."""
 
 from __future__ import annotations
 
@@ -12,6 +12,11 @@ from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.state.layers import Tombstones, newer_than
 
 _logger = telemetry.log_of(__name__)
+RESTORE_TOMBSTONES = (
+    "restore the file below the log from a backup, then run again. A skip does not help, because later versions need the file, too. Without a backup, fork the "
+    "pipeline at -1 into a new table."
+)
+"""Advice for a log that lacks a file with tombstones."""
 
 
 def types_of(schema: str | None, changes: Changes) -> tuple[str, ...]:
@@ -36,7 +41,8 @@ def current_tombstones(
         return new
     if (stored.keys, stored.sequence_by) != (new.keys, new.sequence_by) or not _widen(stored.types, types):
         _logger.warning(
-            "sink %s: the tombstones are dropped, because keys or sequence have other columns or types", sink
+            "sink %s: the tombstones are dropped, because changes.keys, changes.sequence_by or their types changed. A late change may insert a deleted row",
+            sink,
         )
         return new
     return replace(new, types=types or stored.types, layers=tuple(newer_than(stored.layers, changes.cutoff_ms(now_ms))))

@@ -17,6 +17,10 @@ from airflow_provider_streamsem.protocol.entries import Committable
 _LONGEST_NAME = 255  # limit in bytes of a directory name in most file systems
 _AT, _GROUP = "__streamsem_at", "__streamsem_group"
 _PART = re.compile(r"part-(\d+)-")
+_LEAVE_OUT = (
+    "leave out these records with `where`, or fill the columns in the transform, then run again. A Kafka record with a null value has null in every column. A "
+    "delete needs its key, too."
+)
 _KEY_TYPES = frozenset(
     ["string", "long", "integer", "short", "byte", "boolean", "binary", "date", "timestamp", "timestamp_ntz"]
 )
@@ -30,9 +34,11 @@ def set_changes(where: str, sink: Any) -> None:
     columns: dict[str, Sequence[str]] = {"keys": changes.keys, "sequence_by": changes.sequence_by}
     for name, own in columns.items():
         if list(getattr(sink, name)) not in ([], list(own)):
-            raise InvalidError(f"{where} {name} must not be given beside changes, which has its own {name}")
+            raise InvalidError(f"{where} {name} must not be given beside changes").advising(
+                f"remove {name} of the sink: changes.{name} replaces it."
+            )
     if sink.mode not in ("append", "upsert"):
-        raise InvalidError(f"{where} changes needs mode upsert", given=sink.mode)
+        raise InvalidError(f"{where} mode must not be given beside changes", given=sink.mode).advising("remove mode.")
     for name, value in {"changes": changes, "mode": "upsert", **columns}.items():
         object.__setattr__(sink, name, value)
 
@@ -95,7 +101,8 @@ def check_values(
     changes: Changes | None = None,
 ) -> None:
     """
-    Refuse null keys, which equal no key, so that their rows would always be inserted, and texts in partition columns that are too long for a directory's name.
+    Refuse nulls in key columns, because a merge would insert such rows again each time. Also refuse strings in partition columns that are too long for a
+    directory name.
 
     With ``changes``, also refuse null sequences. A truncate has no key.
 
@@ -110,10 +117,12 @@ def check_values(
     keyed = rows if changes is None else rows.filter(pc.not_equal(rows[CHANGE], TRUNCATE))
     with_nulls = [name for name in keys if keyed[name].null_count]
     if with_nulls:
-        raise DataError("rows have nulls in key columns", columns=with_nulls)
+        error = DataError("rows have nulls in key columns", columns=with_nulls)
+        raise error if changes is None else error.advising(_LEAVE_OUT)
     with_nulls = [] if changes is None else [name for name in changes.sequence_by if rows[name].null_count]
     if with_nulls:
-        raise DataError("changes have nulls in columns of sequence_by, so they have no order", columns=with_nulls)
+        summary = "changes have nulls in columns of sequence_by, so they have no order"
+        raise DataError(summary, columns=with_nulls).advising(_LEAVE_OUT)
     values = {name: rows[name].unique().drop_null().to_pylist() for name in partition_by if rows[name].type == "string"}
     too_long = [
         name
@@ -142,9 +151,9 @@ def nulls_of_upserts(location: str, staged: Committable, names: Collection[str])
 
 def check_sequence_types(fields: Sequence[Any], sequence_by: Sequence[str], *, of_database: bool = False) -> None:
     """
-    Refuse a sequence of changes of a type whose values have no total order. No fields: a batch without rows.
+    Refuse column types that ``changes.sequence_by`` does not accept. No fields: a batch without rows.
 
-    :param of_database: also refuse texts, which a database compares by their collation, and not by their bytes, as tombstones are compared
+    :param of_database: also refuse strings: a database compares them by collation, but tombstones are compared by bytes
     """
     refused = {"boolean", "binary", "float", "double", *(["string"] if of_database else [])}
     found = [
@@ -185,8 +194,9 @@ def refuse_ambiguous(
     summary = f"the batch has different rows with {same}, and their order is unknown"
     if of_changes:
         raise DataError(summary, keys=list(keys), sequence_by=list(sequence_by), repeated_keys=ambiguous).advising(
-            "let the transform keep the order of the source; or set changes.sequence_by to columns that distinguish the changes of a row. The columns are "
-            "fixed for the life of a log, so this needs a new table: see `streamsem alter`."
+            "remove the step of the transform that loses the order, such as a join, a groupBy or a union, then run again. Or add a column to "
+            "changes.sequence_by that orders these changes, such as kafka_offset. A log accepts that only with a new table: see `streamsem alter "
+            "PIPELINE --dry-run`."
         )
     raise DataError(summary, keys=list(keys), sequence_by=list(sequence_by), repeated_keys=ambiguous).advising(
         "set sequence_by of the sink to columns that order the rows with equal keys, such as a time or an offset; then run again. Do not use dropDuplicates "
