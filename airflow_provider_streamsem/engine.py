@@ -128,10 +128,12 @@ class Engine(Protocol):
         """Write the rows of some files to new files at the location of the attempt. Raises ``StageError`` if a retry may succeed, else ``DataError``."""
         ...
 
-    def publishing_session(self, sink: Sink) -> AbstractContextManager[Any]:
+    def publishing_session(self, sink: Sink, *, job: Mapping[str, Any] | None = None) -> AbstractContextManager[Any]:
         """
         Open a Spark session in which a sink publishes; see ``spark`` of :class:`airflow_provider_streamsem.connectors.sink.SinkCommit`.
 
+        :param job: the arguments of :func:`airflow_provider_streamsem.spark.packages.needed` for the batches that the same process stages
+            afterwards, in the same session
         :raises InvalidError: the engine has no Spark, or its Spark lacks packages or settings that the sink needs
         """
         ...

@@ -13,6 +13,7 @@ import pyarrow
 import pytest
 from deltalake import DeltaTable
 
+from airflow_provider_streamsem import KafkaSource
 from airflow_provider_streamsem.connectors.delta import mergeable
 from airflow_provider_streamsem.connectors.delta.private_copy import PrivateCopy
 from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
@@ -143,6 +144,20 @@ def test_batch_needs_the_spark_package_only_if_the_engine_is_spark(engine: str) 
         assert packages.needed((), {"t": sink}, None, "/log") == []
         [package] = packages.needed((), {"t": kind(*arguments, **upsert, engine="spark")}, None, "/log")  # type: ignore[operator]
         assert [package] == packages.named(sink.publishing_packages)
+
+
+def test_session_that_is_started_to_publish_has_the_packages_of_the_batches_that_follow(tmp_path: Path) -> None:
+    class Engine(SparkEngine):
+        def session(self, needed: Any = ()) -> Any:
+            started.extend(needed)
+            raise StageError("no Spark")
+
+    started: list[Any] = []
+    source = KafkaSource(topics=["orders"], bootstrap_servers="broker:9092")
+    job = {"inputs": [source], "sinks": {}, "dedup": None, "log": "s3://lake/log"}
+    with pytest.raises(StageError), Engine().publishing_session(sink_of(tmp_path, "spark"), job=job):
+        pass
+    assert started == [packages.DELTA, packages.KAFKA]
 
 
 @pytest.mark.parametrize("kind", ["long", {"type": "struct", "fields": [{"name": "a b", "type": "long", "nullable": True, "metadata": {}}]}])  # fmt: skip
