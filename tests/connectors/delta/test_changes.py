@@ -12,26 +12,15 @@ from deltalake import DeltaTable
 
 from airflow_provider_streamsem import Changes, DeltaSink, Pipeline
 from airflow_provider_streamsem.cli.main import main
-from airflow_provider_streamsem.connectors.changes import CHANGE
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.stores.local import LocalStore
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.steps import StepReportingStore, Steps
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.connectors.delta.delta_fixture import DeltaFixture
-from tests.connectors.staged_parquet.changed_table import Event, newest
+from tests.connectors.staged_parquet.changed_table import changes_of, event, newest
 
 CHANGES = Changes(keys=["k"], sequence_by=["at", "n"])
-
-
-def event(n: int) -> Event:
-    """Return the change of the n-th record: of few keys, often late, and a third of them deletes."""
-    return (n % 4, (n * 7) % 5, n, None if n % 3 == 0 else str(n))
-
-
-def changes_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    events = [event(row["id"]) for row in rows]
-    return [{"k": k, "at": at, "n": n, "v": v or "", CHANGE: "d" if v is None else "u"} for k, at, n, v in events]
 
 
 @dataclass

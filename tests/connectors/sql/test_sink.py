@@ -17,7 +17,7 @@ import pyarrow
 import pytest
 import sqlalchemy as sa
 
-from airflow_provider_streamsem import rollback
+from airflow_provider_streamsem import Changes, rollback
 from airflow_provider_streamsem.connectors.sql import database
 from airflow_provider_streamsem.connectors.sql.columns import Target
 from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
@@ -33,6 +33,7 @@ from airflow_provider_streamsem.pipeline.run.reprocess import reprocess
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline, from_json
 from airflow_provider_streamsem.pipeline.versions.publish import skip
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Receipt
+from airflow_provider_streamsem.stores.local import LocalStore
 from airflow_provider_streamsem.testing.clock import ManualClock
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.code_blocks import blocks
@@ -46,6 +47,7 @@ from tests.connectors.batches import (
 from tests.connectors.sql.database_steps import Steps
 from tests.connectors.sql.modes import MODES, publish
 from tests.connectors.sql.sqlite_database import Database, database_at
+from tests.connectors.staged_parquet.changed_table import changes_of, event, newest
 from tests.pipeline_fixture import PipelineFixture
 
 TABLE = 'CREATE TABLE "t" (id BIGINT PRIMARY KEY, _streamsem_version BIGINT)'
@@ -151,14 +153,46 @@ def test_crash_or_lost_reply_at_any_call_leaves_every_row_once(
         assert verdict.violations == [], (steps.at, steps.fault, steps.names)
         assert db.markers() == [(1 + (run_kind == "reprocess"), "applied")]
 
+    fault_at_every_call(scenario, tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.prove
+def test_changes_apply_once_and_in_order_after_a_crash_or_lost_reply_at_any_call(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use_steps: Callable[[Steps], None]
+) -> None:
+    def scenario(steps: Steps, location: Path) -> None:
+        location.mkdir()
+        use_steps(Steps())
+        db = database_at(location / "db.sqlite", monkeypatch)
+        db.run('CREATE TABLE "t" (k BIGINT PRIMARY KEY, at BIGINT NOT NULL, n BIGINT NOT NULL, v TEXT)')
+        fixture = PipelineFixture(location, store=LocalStore(str(location / "log")))
+        changes = Changes(keys=["k"], sequence_by=["at", "n"])
+        pipeline = fixture.pipeline(sinks={"t": sink(location, changes=changes)}, transform=changes_of)
+        fixture.arrive(2)
+        fixture.run("first", pipeline=pipeline)
+        fixture.arrive(1)
+        use_steps(steps)
+        with suppress(Crash, StreamsemError):
+            fixture.run("second", pipeline=pipeline)
+        use_steps(Steps())
+        fixture.run("second", pipeline=pipeline)
+        rows = {k: (at, n, v) for k, at, n, v in db.run('SELECT k, at, n, v FROM "t"')}
+        assert rows == newest([event(n) for n in sorted(fixture.expected)]), (steps.at, steps.fault, steps.names)
+        assert fixture.verdict().violations == [], (steps.at, steps.fault, steps.names)
+
+    fault_at_every_call(scenario, tmp_path)
+
+
+def fault_at_every_call(scenario: Callable[[Steps, Path], None], directory: Path) -> None:
     complete_run = Steps()
-    scenario(complete_run, tmp_path / "complete")
+    scenario(complete_run, directory / "complete")
     assert complete_run.names.count("commit") >= 2
     assert "executemany" in complete_run.names
     for at in range(len(complete_run.names)):
         for fault in ("after", "lost"):  # a crash before a call is a crash after the previous one
             steps = Steps(at, fault)
-            scenario(steps, tmp_path / f"{at}-{fault}")
+            scenario(steps, directory / f"{at}-{fault}")
             assert len(steps.names) > at, "the step was not reached"
 
 

@@ -231,6 +231,16 @@ def in_arrival_order(applied: Sequence[Sequence[Event]]) -> list[Event]:
     return [event for batch in applied for event in sorted(batch, key=lambda event: event[1:3])]
 
 
+def event(n: int) -> Event:
+    """Return the change of the n-th record: of few keys, often late, and a third of them deletes."""
+    return (n % 4, (n * 7) % 5, n, None if n % 3 == 0 else str(n))
+
+
+def changes_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    events = [event(row["id"]) for row in rows]
+    return [{"k": k, "at": at, "n": n, "v": v or "", CHANGE: "d" if v is None else "u"} for k, at, n, v in events]
+
+
 EVENTS = st.tuples(
     st.sampled_from([0, 1, 2, 3, 4, 5, 6, None]),
     st.integers(0, 3),
