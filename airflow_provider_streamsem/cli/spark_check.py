@@ -22,7 +22,11 @@ if TYPE_CHECKING:
 
     from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 
-_RECORDS = '{"id": 1}\n{"id": 2}\nnot JSON\n{"id": 3}\n'
+_SCHEMA = "id long, amount decimal(10,2), day date, at timestamp, local timestamp_ntz, tags array<string>"
+_VALUES = (
+    '"amount": 1.50, "day": "2026-01-02", "at": "2026-01-02T03:04:05Z", "local": "2026-01-02T03:04:05", "tags": ["a"]'
+)
+_RECORDS = f'{{"id": 1, {_VALUES}}}\n{{"id": 2}}\nnot JSON\n{{"id": 3}}\n'
 _LATER_RECORDS = '{"id": 3}\n{"id": 4}\n'
 
 
@@ -102,7 +106,7 @@ def _pipeline(location: Path, transform: Callable[[Any], Any], state: State | No
     return Pipeline(
         name="doctor",
         log=str(location / "log"),
-        source=FilesSource(path=str(location / "in"), format="json", schema="id long"),
+        source=FilesSource(path=str(location / "in"), format="json", schema=_SCHEMA),
         transform=transform,
         sinks={"out": FilesSink(path=str(location / "out"))},
         rows="any",

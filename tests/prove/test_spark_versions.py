@@ -1,7 +1,7 @@
 """
 The supported versions of Spark. Each test installs one version into a new environment.
 
-``streamsem doctor-spark`` runs on every version. The tests of state run on the versions that are newer than the one of the other tests.
+``streamsem doctor-spark`` runs on every version. The tests of state and of parsed records run on the versions that are newer than the one of the other tests.
 """
 
 from __future__ import annotations
@@ -24,8 +24,9 @@ PARTS = (
     "test_each_batch_gives_the_rows_of_a_streaming_micro_batch[chained-append]",
     "test_stateful_processor_keeps_its_state",
     "test_windows_of_python_monoids_equal_those_of_one_pass",
+    "test_every_value_is_what_pythons_parser_reads_or_its_record_is_quarantined",
 )
-"""Long tests of state, one for each part of the selection."""
+"""Tests of each part of the selection."""
 
 
 def installed(location: Path, *arguments: str) -> Path:
@@ -53,9 +54,9 @@ def test_small_batches_are_counted_correctly_on_every_supported_spark(extra: str
 @pytest.mark.prove
 @pytest.mark.timeout(2 * 3_600)
 @pytest.mark.parametrize("version", ["4.2.0", "4.3.0"])
-def test_tests_of_state_pass_on_newer_versions_of_spark(version: str, tmp_path: Path) -> None:
+def test_tests_of_state_and_of_parsed_records_pass_on_newer_versions_of_spark(version: str, tmp_path: Path) -> None:
     """
-    The tests of ``tests/state`` and ``tests/transforms``, including those of ``make prove``.
+    The tests of ``tests/state``, ``tests/transforms`` and of the values of JSON and CSV, including those of ``make prove``.
 
     The rows of every operator equal those of a real query, a stateful processor keeps its state, the walk over states with concurrent attempts is correct, and
     ready-made transforms give the rows of one pass. The long walks, and the random faults and kills, run on one version only: they are about attempts, which do
@@ -70,7 +71,11 @@ def test_tests_of_state_pass_on_newer_versions_of_spark(version: str, tmp_path: 
         tmp_path / "venv", "--constraint", str(constraints), "--override", str(override), f"{ROOT}[dev]"
     )
     left_out = "not long_walks and not killed_processes and not with_faults and not killed_at_every_step"
-    selection = ["-m", "not integration", "-k", left_out, "tests/state", "tests/transforms"]
+    values = [
+        "tests/connectors/parsing",
+        *(f"tests/connectors/files/test_{name}_values.py" for name in ("json", "csv")),
+    ]
+    selection = ["-m", "not integration", "-k", left_out, "tests/state", "tests/transforms", *values]
     workers = ["-n", "2", "--dist", "worksteal"]
     command = [binaries / "python", "-m", "pytest", "-v", "-p", "no:cacheprovider", *workers, *selection]
     environment = {**ENVIRONMENT, "PYSPARK_PYTHON": str(binaries / "python"), "PYTEST_DEBUG_TEMPROOT": str(tmp_path)}

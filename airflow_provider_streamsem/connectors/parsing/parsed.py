@@ -296,6 +296,8 @@ def _arrow_type(kind: DataType) -> pa.DataType:
         return pa.list_(_arrow_type(kind.elementType))
     if isinstance(kind, MapType):
         return pa.map_(pa.string(), _arrow_type(kind.valueType))
+    if isinstance(kind, TimestampType):  # for pyspark 4.2 and newer it needs an argument that older versions lack
+        return pa.timestamp("us", "UTC")
     return to_arrow_type(kind)
 
 
