@@ -148,7 +148,13 @@ def save_screenshot(page: Page, name: str) -> None:
         page.screenshot(path=Path(directory) / f"{name}.png")
 
 
+_TRANSITIONS_END = """() => Promise.all(
+    document.getAnimations().filter(each => each.effect.getComputedTiming().iterations !== Infinity).map(each => each.finished.catch(() => null))
+).then(() => null)"""
+
+
 def check_accessibility(page: Page) -> None:
+    page.evaluate(_TRANSITIONS_END)  # until then, a text may have a colour between two others
     found = Axe().run(page).response["violations"]
     serious = [violation for violation in found if violation["impact"] in ("serious", "critical")]
     assert serious == [], [(v["id"], [n["html"] for n in v["nodes"]][:3]) for v in serious]
