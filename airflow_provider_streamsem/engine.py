@@ -128,11 +128,11 @@ class Engine(Protocol):
         """Write the rows of some files to new files at the location of the attempt. Raises ``StageError`` if a retry may succeed, else ``DataError``."""
         ...
 
-    def publishing_session(self, sink: Sink, *, job: Mapping[str, Any] | None = None) -> AbstractContextManager[Any]:
+    def publishing_session(self, sink: Sink, *, later: Sequence[Any] = ()) -> AbstractContextManager[Any]:
         """
         Open a Spark session in which a sink publishes; see ``spark`` of :class:`airflow_provider_streamsem.connectors.sink.SinkCommit`.
 
-        :param job: the arguments of :func:`airflow_provider_streamsem.spark.packages.needed` for the batches that the same process stages
+        :param later: the packages (:class:`airflow_provider_streamsem.spark.packages.Package`) for the batches that the same process stages
             afterwards, in the same session
         :raises InvalidError: the engine has no Spark, or its Spark lacks packages or settings that the sink needs
         """

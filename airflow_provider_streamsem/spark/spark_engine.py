@@ -252,9 +252,9 @@ class SparkEngine:
             raise failures.rewrite_error(error, job) from error
 
     @contextmanager
-    def publishing_session(self, sink: Sink, *, job: Mapping[str, Any] | None = None) -> Iterator[SparkSession]:
+    def publishing_session(self, sink: Sink, *, later: Sequence[Package] = ()) -> Iterator[SparkSession]:
         """
-        Yield a clone of the session. A new session also loads the packages that ``job`` needs, because they cannot be added later.
+        Yield a clone of the session. A new session also loads the packages ``later``, because they cannot be added later.
 
         :raises InvalidError: Spark lacks packages or settings that the sink needs, or no session can be started
         :raises UnavailableError: Spark failed within the block, and a retry may succeed
@@ -264,7 +264,6 @@ class SparkEngine:
             summary = f"the packages of a Spark Connect server are not known; {_UNPUBLISHED}"
             raise InvalidError(summary).advising("set engine='spark' of the sink if the server has the packages.")
         needed = [*packages.named(sink.publishing_packages), *packages.needed((), {"": sink}, None, "")]
-        later = [] if job is None else packages.needed(**job)
         try:
             self.session([*dict.fromkeys([*needed, *later])])
             with self._attempt_session([*dict.fromkeys(needed)], SYSTEM_CLOCK.new_id(), _UNPUBLISHED) as (session, _):

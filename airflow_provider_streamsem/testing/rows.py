@@ -97,7 +97,7 @@ class RowsEngine:
             state=state,
         )
 
-    def publishing_session(self, sink: Sink, *, job: Mapping[str, Any] | None = None) -> AbstractContextManager[Any]:
+    def publishing_session(self, sink: Sink, *, later: Sequence[Any] = ()) -> AbstractContextManager[Any]:
         raise InvalidError("this engine has no Spark session; nothing of the batch was published", engine="RowsEngine")
 
     def rewrite(self, job: RewriteJob, log: CommitLog) -> RewrittenFiles:

@@ -7,7 +7,7 @@ There is a step before and after each request to the log, and for each step of t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
@@ -127,8 +127,8 @@ class StepReportingEngine:
         self._step("staged")
         return rewritten
 
-    def publishing_session(self, sink: Sink, *, job: Mapping[str, Any] | None = None) -> AbstractContextManager[Any]:
-        return self._engine.publishing_session(sink, job=job)
+    def publishing_session(self, sink: Sink, *, later: Sequence[Any] = ()) -> AbstractContextManager[Any]:
+        return self._engine.publishing_session(sink, later=later)
 
     def cancel(self) -> None:
         self._engine.cancel()

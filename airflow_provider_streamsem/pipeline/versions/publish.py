@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import chain
-from typing import Any
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.arguments import text, text_list
@@ -74,7 +73,9 @@ def _publish_or_skip(
             batch = replace(
                 batch,
                 may_close_claims=may_close and (not skipped_sinks or is_skipped),
-                spark=None if engine is None else partial(engine.publishing_session, job=_job(bound.pipeline)),
+                spark=None
+                if engine is None
+                else partial(engine.publishing_session, later=bound.pipeline.spark_packages),
             )
             receipt = sink.skip(batch) if is_skipped else sink.publish(batch)
             if receipt is None and (stored := log.receipts(version)) is not None:
@@ -102,11 +103,6 @@ def _publish_or_skip(
         published, stored = log.put_receipts(head, receipts)
         telemetry.emit(telemetry.Published.from_receipts, stored)
     return published
-
-
-def _job(pipeline: Pipeline) -> dict[str, Any]:
-    inputs = (pipeline.source, *pipeline.lookups.values())
-    return {"inputs": inputs, "sinks": pipeline.sinks, "dedup": pipeline.dedup, "log": pipeline.log}
 
 
 def _check_sinks(bound: BoundPipeline, outcome: Outcome) -> None:

@@ -154,8 +154,8 @@ def test_session_that_is_started_to_publish_has_the_packages_of_the_batches_that
 
     started: list[Any] = []
     source = KafkaSource(topics=["orders"], bootstrap_servers="broker:9092")
-    job = {"inputs": [source], "sinks": {}, "dedup": None, "log": "s3://lake/log"}
-    with pytest.raises(StageError), Engine().publishing_session(sink_of(tmp_path, "spark"), job=job):
+    later = packages.needed([source], {}, None, "s3://lake/log")
+    with pytest.raises(StageError), Engine().publishing_session(sink_of(tmp_path, "spark"), later=later):
         pass
     assert started == [packages.DELTA, packages.KAFKA]
 
