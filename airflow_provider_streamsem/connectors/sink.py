@@ -308,7 +308,7 @@ class Sink(ABC):
     @property
     def conditions(self) -> str:
         """The condition of the delivery guarantee as a short label; ``""`` if there is none."""
-        return ""
+        return "" if self.changes is None else self.changes.conditions
 
     @property
     def merges(self) -> bool:

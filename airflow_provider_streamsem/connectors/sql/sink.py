@@ -140,10 +140,6 @@ class JdbcSink(TransactionalSink[_Handle]):
         return (*reasons, keyed_rows.last_stays(self), *([_COLLATIONS] if self.changes is None else []))
 
     @property
-    def conditions(self) -> str:
-        return "" if self.changes is None else self.changes.conditions
-
-    @property
     def merges(self) -> bool:
         return self.mode == "upsert"
 

@@ -193,10 +193,6 @@ class TableSink(TransactionalSink[H]):
         return (*reasons, keyed_rows.last_stays(self)) if self.merges else reasons
 
     @property
-    def conditions(self) -> str:
-        return "" if self.changes is None else self.changes.conditions
-
-    @property
     def location(self) -> str:
         return self.path
 
