@@ -438,7 +438,9 @@ class JdbcSink(TransactionalSink[_Handle]):
         try:
             self._check_table(connection, target, batch.staged_schema)
             if any(file.stats != target.digest for file in batch.committable.files):
-                sql_values.refuse_misfits(self.location, batch.committable, target, of_changes=self.changes is not None)
+                sql_values.refuse_misfits(
+                    self.location, batch.committable, target, of_changes=self.changes is not None, is_committed=True
+                )
         except DataError as error:
             fields = {name: value for name, value in error.fields.items() if name != "table"}
             summary = "the table was altered after the commit and no longer stores the rows unchanged; nothing of the batch is in the table"
