@@ -20,6 +20,7 @@ _NAMES = {
     "Changes": "airflow_provider_streamsem.connectors.changes",
     "CompactOperator": "airflow_provider_streamsem.operators.compact",
     "CompletedVersion": "airflow_provider_streamsem.pipeline.versions.result",
+    "Debezium": "airflow_provider_streamsem.connectors.parsing.decoders",
     "Dedup": "airflow_provider_streamsem.deduplication.settings",
     "DeltaSink": "airflow_provider_streamsem.connectors.delta.sink",
     "DeltaSource": "airflow_provider_streamsem.connectors.delta.source",
@@ -97,6 +98,7 @@ __all__ = [
     "Changes",
     "CompactOperator",
     "CompletedVersion",
+    "Debezium",
     "Dedup",
     "DeltaSink",
     "DeltaSource",
@@ -184,7 +186,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.connectors.kafka.source import KafkaSource
     from airflow_provider_streamsem.connectors.kinesis.source import KinesisSource
     from airflow_provider_streamsem.connectors.nats.source import NatsSource
-    from airflow_provider_streamsem.connectors.parsing.decoders import Avro, Json, Protobuf
+    from airflow_provider_streamsem.connectors.parsing.decoders import Avro, Debezium, Json, Protobuf
     from airflow_provider_streamsem.connectors.pipeline.lookup import PipelineTable
     from airflow_provider_streamsem.connectors.pipeline.source import PipelineSource
     from airflow_provider_streamsem.connectors.pubsub.client import PubSubQueue

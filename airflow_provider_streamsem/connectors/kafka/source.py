@@ -85,7 +85,7 @@ class KafkaSource(Source):
         from their beginning
     :param isolation: ``read_committed`` or ``read_uncommitted``: the isolation level of the read and of the end offsets
     :param key: decoder of the key, :class:`Json`, :class:`Avro` or :class:`Protobuf`. Default: the key stays binary
-    :param value: decoder of the value, as for ``key``
+    :param value: decoder of the value, as for ``key``, or :class:`Debezium`
     :param options: options of Spark's Kafka source that do not change which records are read: ``minPartitions``, ``maxRecordsPerPartition``,
         ``fetchOffset.numRetries``, ``fetchOffset.retryIntervalMs``, ``kafkaConsumer.pollTimeoutMs``
     :raises InvalidError: an argument is not valid
@@ -129,6 +129,8 @@ class KafkaSource(Source):
         arguments.choice(f"{where} isolation", self.isolation, ("read_committed", "read_uncommitted"))
         for name in ("key", "value"):
             object.__setattr__(self, name, decoding.decoder(f"{where} {name}", getattr(self, name)))
+        if isinstance(self.key, decoding.Debezium):
+            raise InvalidError(f"{where} key must not be a Debezium decoder: an event is the value of a message")
         options = arguments.options(f"{where} options", self.options)
         arguments.known_keys(f"{where} options", {name.lower(): value for name, value in options.items()}, OPTIONS)
         object.__setattr__(self, "options", options)
@@ -280,8 +282,7 @@ class KafkaSource(Source):
         """Return a warning for each kind of credentials that is sent without encryption: to a broker, a schema registry or a token endpoint."""
         from airflow_provider_streamsem.connectors.parsing import registry
 
-        decoders = [part for part in (self.key, self.value) if isinstance(part, decoding.Avro)]
-        of_registries = {text for decoder in decoders for text in registry.warnings(decoder)}
+        of_registries = {text for decoder in (self.key, self.value) for text in registry.warnings(decoder)}
         settings = settings_of(self.conn_id, self.bootstrap_servers)
         return [*sorted(of_registries), *authentication.warnings("source kafka", self.conn_id, settings)]
 

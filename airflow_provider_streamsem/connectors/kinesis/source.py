@@ -108,7 +108,7 @@ class KinesisSource(Source):
 
     def warnings(self) -> list[str]:
         """Return a warning if credentials of the schema registry are sent without encryption."""
-        return registry.warnings(self.value) if isinstance(self.value, decoding.Avro) else []
+        return registry.warnings(self.value)
 
     def to_json(self) -> Json:
         """Return the arguments in the form of the TOML file."""

@@ -119,7 +119,7 @@ class NatsSource(Source):
         return [(f"nats://{self.access().servers[0]}", self.stream)]
 
     def warnings(self) -> list[str]:
-        of_registry = registry.warnings(self.value) if isinstance(self.value, decoding.Avro) else []
+        of_registry = registry.warnings(self.value)
         return [*accesses.warnings(self.access(), self.conn_id), *of_registry]
 
     def access(self) -> Access:

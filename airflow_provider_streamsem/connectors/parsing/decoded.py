@@ -21,7 +21,14 @@ from airflow_provider_streamsem.connectors.columns.identifiers import quoted
 from airflow_provider_streamsem.connectors.columns.nested import anywhere, holds
 from airflow_provider_streamsem.connectors.parsing import parsed as parsing
 from airflow_provider_streamsem.connectors.parsing import protobuf_messages
-from airflow_provider_streamsem.connectors.parsing.decoders import SCHEMA_ID_BYTES, Avro, Decoder, Json, Protobuf
+from airflow_provider_streamsem.connectors.parsing.decoders import (
+    SCHEMA_ID_BYTES,
+    Avro,
+    Debezium,
+    Decoder,
+    Json,
+    Protobuf,
+)
 from airflow_provider_streamsem.connectors.parsing.registry import SchemaVersion, registry_of, versions_of, warnings
 from airflow_provider_streamsem.connectors.pickling import pickle_by_value
 from airflow_provider_streamsem.errors import InvalidError
@@ -30,6 +37,8 @@ from airflow_provider_streamsem.extras import install_command
 logger = telemetry.log_of(__name__)
 
 _DECODED = "__streamsem_decoded_"
+_EVENT_OPTIONS = {"ignoreNullFields": "false", "timeZone": "UTC", "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
+"""With them, ``to_json`` keeps nulls and microseconds, and writes times in UTC."""
 
 
 class Decoded:
@@ -78,27 +87,69 @@ def decode(
         return _json(frame, column, decoder, keeps_data=keeps_data)
     if isinstance(decoder, Protobuf):
         return _protobuf(frame, column, decoder)
-
-    return _avro(frame, column, decoder, [decoder.subject] if decoder.subject is not None else [*subjects])
+    subjects = [decoder.subject] if decoder.subject is not None else [*subjects]
+    if isinstance(decoder, Debezium):
+        return _debezium(frame, column, decoder, subjects, keeps_data=keeps_data)
+    return _avro(frame, column, decoder, subjects)
 
 
 def _json(read: DataFrame, part: str, decoder: Json, *, keeps_data: bool) -> Decoded:
     columns = parsing.struct(decoder.schema, "json")
-    column, text, is_message = (f"{_DECODED}{part}{name}" for name in ("", "_text", "_is_message"))
     data = F.col(part)
     content = data.cast("string")
     if decoder.has_schema_id:
         after_id = F.expr(f"CAST(substring({part}, {SCHEMA_ID_BYTES + 1}) AS STRING)")
         has_id = F.expr(f"substring({part}, 1, 1) = X'00'")
         content = F.when(has_id, after_id).when(data.isNotNull(), F.lit(""))  # the empty text is no record
-    frame = read.withColumns({text: content, is_message: data.isNotNull()})
     records = parsing.records_of_json(read.sparkSession, columns, decoder.options)
+    return _parsed(read, part, records, content, keeps_data=keeps_data)
+
+
+def _parsed(
+    read: DataFrame, part: str, records: parsing.Records, content: Column, *, keeps_data: bool,
+    refused: Column | None = None, drop: Sequence[str] = (),
+) -> Decoded:  # fmt: skip
+    """``content`` is the text of each message, ``refused`` the reason why there is none, and ``drop`` the columns of which they are made."""
+    column, text, is_message, why = (f"{_DECODED}{part}{name}" for name in ("", "_text", "_is_message", "_refused"))
+    frame = read.withColumns({text: content, is_message: F.col(part).isNotNull()})
+    frame = (frame if refused is None else frame.withColumn(why, refused)).drop(*drop)
     parsed = records.parsed(frame if keeps_data else frame.drop(part), text, into=column)
 
     def record() -> Column:
         return F.when(F.col(is_message), F.struct(*map(F.expr, parsed.columns)))
 
-    return Decoded(parsed.frame, record, parsed.values, parsed.bad, reason=parsed.reason)
+    bad, reason = parsed.bad, parsed.reason
+    if refused is not None:
+        bad, reason = f"({bad} OR {why} IS NOT NULL)", f"coalesce({why}, {reason})"
+    return Decoded(parsed.frame, record, parsed.values, bad, reason=reason)
+
+
+def _debezium(read: DataFrame, part: str, decoder: Debezium, subjects: Sequence[str], *, keeps_data: bool) -> Decoded:
+    """Events in Avro are decoded by Spark with the schema of the writer, and written as JSON with the id of the schema."""
+    registry = registry_of(decoder)
+    if registry is None:
+        records = parsing.records_of_debezium(decoder, {})
+        return _parsed(read, part, records, F.col(part).cast("string"), keeps_data=keeps_data)
+    for warning in warnings(decoder):
+        logger.warning(warning)
+    word, versions = secrets.token_bytes(16), versions_of(registry, [*subjects])
+    incomplete = {version.id: version.incomplete for version in versions}
+    complete = {version.id: version for version in versions if version.incomplete is None}
+    text, refused, columns = F.lit(None).cast("string"), _refused(part, versions, incomplete), []
+    for number, version in complete.items():
+        column = f"{_DECODED}{part}_{number}"
+        outer = _from_avro(_payload(part, word), version.schema, version.schema)
+        read = read.withColumn(column, F.when(_is_of(part, version), outer))
+        not_whole = _not_whole(read, column, word, F.lit(f"its schema {number}"))
+        event = F.concat(
+            F.lit(f'{{"schema":{number},"payload":'), F.to_json(F.col(column)["record"], _EVENT_OPTIONS), F.lit("}")
+        )
+        text = F.when(_is_of(part, version) & not_whole.isNull(), event).otherwise(text)
+        refused = F.when(_is_of(part, version), not_whole).otherwise(refused)
+        columns.append(column)
+    records = parsing.records_of_debezium(decoder, {number: version.schema for number, version in complete.items()})
+    refused = F.when(F.col(part).isNotNull(), refused)
+    return _parsed(read, part, records, text, keeps_data=keeps_data, refused=refused, drop=columns)
 
 
 def _protobuf(read: DataFrame, part: str, decoder: Protobuf) -> Decoded:
@@ -155,25 +206,30 @@ def _avro(read: DataFrame, part: str, decoder: Avro, subjects: Sequence[str]) ->
         outer, refused = _by_schema_id(part, versions, decoder.schema, word)
         of_schema = F.format_string("its schema %s", _schema_id(part))
     wrapped = read.withColumn(column, outer)
+    not_whole = _not_whole(wrapped, column, word, of_schema)
+    bad = data.isNotNull() & not_whole.isNotNull()
+    marked = wrapped.withColumn(f"{column}_bad", bad)
+    marked = marked.withColumn(f"{column}_reason", F.when(bad, F.coalesce(refused, not_whole)))
+    frame = marked.withColumn(column, F.col(column)["record"])
+    record = partial(F.col, column)
+    return Decoded(frame, record, _fields(column, names), f"{column}_bad", reason=quoted(f"{column}_reason"))
+
+
+def _not_whole(frame: DataFrame, column: str, word: bytes, of_schema: Column) -> Column:
+    """Return why a message, whose outer record is in ``column``, is not exactly one record; null if it is one."""
     record, is_alone = F.col(column)["record"], F.col(column)["word"] == F.lit(word)
     # Avro strings must be UTF-8, but Spark's reader does not check it.
-    kind = wrapped.schema[column].dataType
+    kind = frame.schema[column].dataType
     is_text = holds(kind, StringType)
     is_not_utf8 = (
         anywhere(F.col(column), kind, StringType, lambda text: ~F.is_valid_utf8(text)) if is_text else F.lit(False)
     )
     is_whole = F.coalesce(record.isNotNull() & is_alone, F.lit(False))
-    bad = data.isNotNull() & (~is_whole | F.coalesce(is_not_utf8, F.lit(False)))
-    why = (
-        F.when(refused.isNotNull(), refused)
-        .when(is_whole, F.lit("a string in it is not UTF-8"))
-        .when(record.isNotNull(), F.concat(F.lit("it has more bytes than one record of "), of_schema))
-        .otherwise(F.concat(F.lit("it is truncated, or not a record of "), of_schema))
+    return (
+        F.when(is_whole & F.coalesce(is_not_utf8, F.lit(False)), F.lit("a string in it is not UTF-8"))
+        .when(~is_whole & record.isNotNull(), F.concat(F.lit("it has more bytes than one record of "), of_schema))
+        .when(~is_whole, F.concat(F.lit("it is truncated, or not a record of "), of_schema))
     )
-    marked = wrapped.withColumn(f"{column}_bad", bad).withColumn(f"{column}_reason", F.when(bad, why))
-    frame = marked.withColumn(column, record)
-    record = partial(F.col, column)
-    return Decoded(frame, record, _fields(column, names), f"{column}_bad", reason=quoted(f"{column}_reason"))
 
 
 def _fields(column: str, names: Sequence[str]) -> dict[str, str]:
@@ -183,21 +239,33 @@ def _fields(column: str, names: Sequence[str]) -> dict[str, str]:
 def _by_schema_id(part: str, versions: Sequence[SchemaVersion], reader: str, word: bytes) -> tuple[Column, Column]:
     """Return the outer record of a message with a schema id, and why its schema cannot be read; see :func:`_avro`."""
     outer = _from_avro(F.lit(None).cast("binary"), reader, reader)
-    payload = F.concat(F.expr(f"substring({part}, {SCHEMA_ID_BYTES + 1})"), F.lit(word))
+    unreadable = {version.id: version.unreadable(reader) for version in versions}
+    for version in versions:
+        if unreadable[version.id] is None:
+            read = _from_avro(_payload(part, word), version.schema, reader)
+            outer = F.when(_is_of(part, version), read).otherwise(outer)
+    return outer, _refused(part, versions, unreadable)
+
+
+def _payload(part: str, word: bytes) -> Column:
+    return F.concat(F.expr(f"substring({part}, {SCHEMA_ID_BYTES + 1})"), F.lit(word))
+
+
+def _is_of(part: str, version: SchemaVersion) -> Column:
+    return F.expr(f"substring({part}, 1, {SCHEMA_ID_BYTES})") == F.lit(b"\0" + version.id.to_bytes(4, "big"))
+
+
+def _refused(part: str, versions: Sequence[SchemaVersion], unreadable: Mapping[int, str | None]) -> Column:
+    """Return why the schema of a message cannot be read; null if it can be. ``unreadable``: schema id → why it cannot be."""
     has_id = F.expr(f"octet_length({part}) >= {SCHEMA_ID_BYTES} AND substring({part}, 1, 1) = X'00'")
     unknown = F.format_string("no version of the subject has its schema %s", _schema_id(part))
     refused = F.when(~has_id, F.lit("it does not start with the zero byte and the id of a schema")).otherwise(unknown)
     for version in versions:
-        is_of_version = F.expr(f"substring({part}, 1, {SCHEMA_ID_BYTES})") == F.lit(
-            b"\0" + version.id.to_bytes(4, "big")
-        )
-        reason = version.unreadable(reader)
-        if reason is None:
-            outer = F.when(is_of_version, _from_avro(payload, version.schema, reader)).otherwise(outer)
-        else:
+        reason = unreadable[version.id]
+        if reason is not None:
             logger.warning("all records with this schema are quarantined: %s", reason)
-        refused = F.when(is_of_version, F.lit(reason).cast("string")).otherwise(refused)
-    return outer, refused
+        refused = F.when(_is_of(part, version), F.lit(reason).cast("string")).otherwise(refused)
+    return refused
 
 
 def _schema_id(part: str) -> Column:

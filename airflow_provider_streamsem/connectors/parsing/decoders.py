@@ -15,6 +15,10 @@ from typing import Any, ClassVar, TypeAlias
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.errors import InvalidError
 
+_DECIMAL_MODES = ("precise", "string", "double")
+_TIME_MODES = (
+    "adaptive", "adaptive_time_microseconds", "connect", "isostring", "microseconds", "nanoseconds",
+)  # fmt: skip
 SCHEMA_ID_BYTES = 5
 """Length of the zero byte and the schema id with which a message of a schema registry starts."""
 _MESSAGE = r"[A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*"
@@ -83,20 +87,7 @@ class Avro:
             parsed = None
         if not isinstance(parsed, dict) or parsed.get("type") != "record":
             raise InvalidError("avro: schema must be the JSON text of a record's schema", given=self.schema[:80])
-        if self.registry is not None:
-            arguments.text(
-                "avro: registry", self.registry, pattern=r"https?://[^@\s]+", accepted="a URL without credentials in it"
-            )
-        if self.registry_conn_id is not None:
-            arguments.text("avro: registry_conn_id", self.registry_conn_id)
-            if self.registry is not None:
-                raise InvalidError("avro: registry and registry_conn_id exclude each other", given=self.registry)
-        if self.subject is not None:
-            arguments.text("avro: subject", self.subject)
-            if not self.has_registry:
-                raise InvalidError(
-                    "avro: a subject has no effect without registry or registry_conn_id", given=self.subject
-                )
+        _check_registry(self)
 
     @property
     def has_registry(self) -> bool:
@@ -127,17 +118,88 @@ class Protobuf:
         arguments.flag("protobuf: has_schema_id", self.has_schema_id)
 
 
-Decoder: TypeAlias = Json | Avro | Protobuf
-_DECODERS: dict[str, type[Json] | type[Avro] | type[Protobuf]] = {"json": Json, "avro": Avro, "protobuf": Protobuf}
+@dataclass(frozen=True, slots=True)
+class Debezium:
+    """
+    Decodes one change event of Debezium: JSON, with or without the schema in each message, or Avro with a schema registry.
+
+    The columns are those of the row, and then ``debezium_op string`` (``c``, ``r``, ``u``, ``d`` or ``t``), ``debezium_sequence decimal(38,0)``,
+    ``debezium_timestamp timestamp``, ``debezium_snapshot``, ``debezium_transaction``, ``debezium_database``, ``debezium_schema``, ``debezium_table string`` and
+    ``debezium_unchanged array<string>``. The row is ``after``, and ``before`` for a delete. ``debezium_sequence`` is greater for a later change of a row, and
+    null for other connectors than those of Postgres, MariaDB and MySQL. ``debezium_unchanged`` has the columns whose values an update does not have: they are
+    null here, and keep their values in the table. A message that is no event is bad.
+
+    :param schema: columns of the row as Spark DDL, such as ``"id long, balance decimal(10,2), at timestamp"``. Other fields of the row are ignored. Times
+        without a time zone fit into ``timestamp_ntz``, and into ``timestamp`` as UTC
+    :param registry: URL of a schema registry, without credentials. With it, the messages are Avro; without it, JSON
+    :param registry_conn_id: in place of ``registry``, an Airflow connection of type ``http`` with the URL, login and password of the schema registry
+    :param subject: the subject in the registry. Default for Kafka: ``<topic>-value``. Other sources have no default
+    :param decimal_handling_mode: the setting ``decimal.handling.mode`` of the connector: ``precise``, ``string`` or ``double``. Used for JSON without schemas.
+        With ``precise``, a decimal without a schema is bad, because it has no scale
+    :param time_precision_mode: the setting ``time.precision.mode`` of the connector. Used for JSON without schemas. With ``adaptive``, a time without a schema
+        is bad, because it has no unit
+    :param unavailable_value: the setting ``unavailable.value.placeholder`` of the connector
+    :raises InvalidError: an argument is not valid
+    """
+
+    type: ClassVar[str] = "debezium"
+    schema: str
+    registry: str | None = None
+    registry_conn_id: str | None = None
+    subject: str | None = None
+    decimal_handling_mode: str = "precise"
+    time_precision_mode: str = "adaptive"
+    unavailable_value: str = "__debezium_unavailable_value"
+
+    def __post_init__(self) -> None:
+        arguments.text("debezium: schema", self.schema, accepted='Spark DDL, such as "id long, at timestamp"')
+        _check_registry(self)
+        arguments.choice("debezium: decimal_handling_mode", self.decimal_handling_mode, _DECIMAL_MODES)
+        arguments.choice("debezium: time_precision_mode", self.time_precision_mode, _TIME_MODES)
+        arguments.text("debezium: unavailable_value", self.unavailable_value)
+
+    @property
+    def has_registry(self) -> bool:
+        """Whether the messages are Avro, and the schemas in a schema registry."""
+        return self.registry is not None or self.registry_conn_id is not None
+
+
+def _check_registry(given: Avro | Debezium) -> None:
+    where = given.type
+    if given.registry is not None:
+        arguments.text(
+            f"{where}: registry",
+            given.registry,
+            pattern=r"https?://[^@\s]+",
+            accepted="a URL without credentials in it",
+        )
+    if given.registry_conn_id is not None:
+        arguments.text(f"{where}: registry_conn_id", given.registry_conn_id)
+        if given.registry is not None:
+            raise InvalidError(f"{where}: registry and registry_conn_id exclude each other", given=given.registry)
+    if given.subject is not None:
+        arguments.text(f"{where}: subject", given.subject)
+        if not given.has_registry:
+            raise InvalidError(
+                f"{where}: a subject has no effect without registry or registry_conn_id", given=given.subject
+            )
+
+
+Decoder: TypeAlias = Json | Avro | Debezium | Protobuf
+_DECODERS: dict[str, type[Json] | type[Avro] | type[Debezium] | type[Protobuf]] = {
+    kind.type: kind for kind in (Json, Avro, Debezium, Protobuf)
+}
 
 
 def decoder(where: str, given: object) -> Decoder | None:
     """Return a decoder from a decoder object, or from a TOML table with a ``type``."""
-    if given is None or isinstance(given, (Json, Avro, Protobuf)):
+    if given is None or isinstance(given, (Json, Avro, Debezium, Protobuf)):
         return given
     if not isinstance(given, Mapping):
         raise InvalidError(
-            f"{where} must be a Json, Avro or Protobuf object", given=type(given).__name__, accepted=sorted(_DECODERS)
+            f"{where} must be a Json, Avro, Debezium or Protobuf object",
+            given=type(given).__name__,
+            accepted=sorted(_DECODERS),
         )
     decoder_type = _DECODERS[arguments.choice(f"{where}: type", given.get("type"), _DECODERS)]
     rest = {name: value for name, value in given.items() if name != "type"}
@@ -153,25 +215,26 @@ def _is_required(field: dataclasses.Field[Any]) -> bool:
 
 
 def decoder_of_data(where: str, given: object) -> Decoder | None:
-    """Return the :func:`decoder` of a source without topics: an :class:`Avro` with a registry must name a subject."""
+    """Return the :func:`decoder` of a source without topics: one with a registry must name a subject."""
     found = decoder(where, given)
-    if isinstance(found, Avro) and found.has_registry and found.subject is None:
-        raise InvalidError(f"{where}: an Avro decoder with a registry needs the subject of this source").advising(
-            "set `subject` of the Avro decoder to the subject of the schema registry."
+    if isinstance(found, (Avro, Debezium)) and found.has_registry and found.subject is None:
+        raise InvalidError(f"{where}: a decoder with a registry needs the subject of this source").advising(
+            "set `subject` of the decoder to the subject of the schema registry."
         )
     return found
 
 
 def spark_packages(*decoders: Decoder | None) -> tuple[str, ...]:
     """Return the names of the Spark packages that the decoders need."""
-    return ("avro",) if any(isinstance(part, Avro) for part in decoders) else ()
+    is_avro = (isinstance(part, Avro) or (isinstance(part, Debezium) and part.has_registry) for part in decoders)
+    return ("avro",) if any(is_avro) else ()
 
 
 def without_registry(given: Decoder | None) -> Decoder | None:
     """Return a decoder with the same columns that needs no schema registry."""
     return (
         dataclasses.replace(given, registry=None, registry_conn_id=None, subject=None)
-        if isinstance(given, Avro)
+        if isinstance(given, (Avro, Debezium))
         else given
     )
 

@@ -1,5 +1,5 @@
 """
-Parses a column of JSON or CSV texts with Spark's Python workers. Imports pyspark, so only engines import this module.
+Parses a column of texts (JSON, CSV, change events) with Spark's Python workers. Imports pyspark, so only engines import this module.
 
 Each record is parsed exactly or marked as bad. Spark's own readers round decimals, rewrite numbers in string columns, and replace values that a type cannot
 hold. The functions are sent to the workers by value: executors need pyarrow, but not this package.
@@ -8,6 +8,7 @@ hold. The functions are sent to the workers by value: executors need pyarrow, bu
 from __future__ import annotations
 
 import csv
+import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -17,7 +18,7 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.pandas.types import to_arrow_type
+from pyspark.sql.pandas.types import from_arrow_type, to_arrow_type
 from pyspark.sql.types import (
     ArrayType,
     BinaryType,
@@ -43,11 +44,14 @@ from pyspark.sql.types import (
 
 from airflow_provider_streamsem.connectors import python_worker
 from airflow_provider_streamsem.connectors.columns.identifiers import more_than_once, quoted
+from airflow_provider_streamsem.connectors.parsing.decoders import Debezium
 from airflow_provider_streamsem.connectors.parsing.exact import (
     arrow_columns,
     arrow_json,
     blocks,
     csv_records,
+    debezium_events,
+    debezium_values,
     json_records,
     time_formats,
 )
@@ -69,7 +73,7 @@ from airflow_provider_streamsem.connectors.pickling import pickle_by_value
 from airflow_provider_streamsem.errors import InvalidError
 
 _MODULES = (
-    arrow_columns, arrow_json, blocks, csv_records, exact_columns, exact_values, json_records, python_worker, time_formats
+    arrow_columns, arrow_json, blocks, csv_records, debezium_events, debezium_values, exact_columns, exact_values, json_records, python_worker, time_formats
 )  # fmt: skip
 _SCALARS = (
     BooleanType, ByteType, DateType, DecimalType, DoubleType, FloatType, IntegerType, LongType, ShortType, StringType, TimestampNTZType, TimestampType,
@@ -196,6 +200,24 @@ def records_of_json(session: SparkSession, columns: StructType, options: Mapping
     lenient = frozenset(name for name in LENIENT if chosen.get(name, "false").lower() == "true")
     settings = _settings(session, columns, chosen)
     return Records(columns, partial(ArrowJson, arrow_schema(columns), settings, lenient))
+
+
+def records_of_debezium(decoder: Debezium, avro: Mapping[int, str]) -> Records:
+    """
+    A text is bad unless it is one change event whose values the columns hold exactly. The columns are those of the row, and then those of the event.
+
+    :param avro: schema id → Avro schema of the events whose ``schema`` is this id
+    """
+    row = struct(decoder.schema, decoder.type)
+    event = StructType([StructField(f.name, from_arrow_type(f.type)) for f in debezium_events.EVENT])
+    shared = sorted({name.lower() for name in row.names} & {*event.names})
+    if shared:
+        raise InvalidError("debezium: schema has names of columns that the decoder adds", given=shared)
+    _refuse_types("Debezium", {kind for field in row.fields for kind in _leaves(field.dataType)}, BinaryType)
+    modes = debezium_values.Modes(decoder.decimal_handling_mode, decoder.time_precision_mode)
+    schemas = {number: debezium_values.connect_schema_of_avro(json.loads(text)) for number, text in avro.items()}
+    parser_of = partial(debezium_events.DebeziumEvents, arrow_schema(row), modes, decoder.unavailable_value, schemas)
+    return Records(StructType([*row.fields, *event.fields]), parser_of)
 
 
 class Csv:

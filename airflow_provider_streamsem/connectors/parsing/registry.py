@@ -13,7 +13,7 @@ from urllib.parse import quote, urlsplit
 
 from airflow_provider_streamsem.connections import clear_text_warning, connection, http_url
 from airflow_provider_streamsem.connectors.parsing import avro_schemas
-from airflow_provider_streamsem.connectors.parsing.decoders import Avro
+from airflow_provider_streamsem.connectors.parsing.decoders import Avro, Debezium, Decoder
 from airflow_provider_streamsem.errors import DataError, InvalidError, StoreRefusedError, UnavailableError
 
 _TIMEOUT_S = 30
@@ -39,17 +39,22 @@ class SchemaVersion:
 
     def unreadable(self, reader: str) -> str | None:
         """Return why the reader schema cannot read the records of this version exactly, or ``None`` if it can."""
-        if self.has_references:
-            why = "it refers to other schemas, which is not supported"
-        else:
-            inexact = avro_schemas.inexact_field(self.schema, reader)
-            if inexact is None:
-                return None
-            why = f"its values would change in field {inexact}"
-        return f"schema {self.id} (subject {self.subject}, version {self.number}): {why}"
+        if (why := self.incomplete) is not None:
+            return why
+        inexact = avro_schemas.inexact_field(self.schema, reader)
+        return None if inexact is None else f"{self._name}: its values would change in field {inexact}"
+
+    @property
+    def incomplete(self) -> str | None:
+        """Why the schema does not describe the records of this version by itself, or ``None`` if it does."""
+        return f"{self._name}: it refers to other schemas, which is not supported" if self.has_references else None
+
+    @property
+    def _name(self) -> str:
+        return f"schema {self.id} (subject {self.subject}, version {self.number})"
 
 
-def registry_of(decoder: Avro) -> Registry | None:
+def registry_of(decoder: Avro | Debezium) -> Registry | None:
     """Return the registry of a decoder; ``None`` if it has none. Refuses a connection without a valid host, or with a query string or an extra."""
     if decoder.registry is not None:
         return Registry(decoder.registry.rstrip("/"))
@@ -67,8 +72,10 @@ def registry_of(decoder: Avro) -> Registry | None:
     return Registry(url.rstrip("/"), f"Basic {credentials}" if conn.login or conn.password else "")
 
 
-def warnings(decoder: Avro) -> list[str]:
-    """Return a warning if credentials of the registry are sent without encryption; none if the connection is not valid."""
+def warnings(decoder: Decoder | None) -> list[str]:
+    """Return a warning if credentials of a registry are sent without encryption; none without a registry, or if the connection is not valid."""
+    if not isinstance(decoder, (Avro, Debezium)):
+        return []
     try:
         registry = registry_of(decoder)
     except InvalidError:

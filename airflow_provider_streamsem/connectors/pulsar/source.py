@@ -108,7 +108,7 @@ class PulsarSource(Source):
         return [(self.access().service_url.replace("pulsar+ssl://", "pulsar://"), self.topic)]
 
     def warnings(self) -> list[str]:
-        of_registry = registry.warnings(self.value) if isinstance(self.value, decoding.Avro) else []
+        of_registry = registry.warnings(self.value)
         return [*accesses.warnings(self.access(), self.conn_id), *of_registry]
 
     def access(self) -> Access:

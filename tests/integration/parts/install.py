@@ -136,7 +136,7 @@ if __name__ == "__main__":
     programs = (("mvn", "maven"), ("go", "golang"), ("node", "nodejs"), ("npm", "npm"))
     builders = [package for program, package in programs if shutil.which(program) is None]
     debian("postgresql", "mariadb-server", "rabbitmq-server", *builders)
-    for each in ("kafka", "spark", "peers", "iceberg", "pulsar"):
+    for each in ("kafka", "spark", "peers", "iceberg", "pulsar", "debezium"):
         classpath(each)
     for each in [*(sys.argv[1:] or ["versitygw"]), "nats-server"]:
         go_program(each)

@@ -42,7 +42,7 @@ class Postgres(Server):
             )
         server = os.path.join(os.path.dirname(initdb), "postgres")
         # A killed server loses nothing that it wrote to the operating system. Only a crash of the machine would.
-        settings = ["-c", "fsync=off", "-c", "max_prepared_transactions=10"]
+        settings = ["-c", "fsync=off", "-c", "max_prepared_transactions=10", "-c", "wal_level=logical"]
         argv = [*as_user, server, "-D", str(data), "-h", "127.0.0.1", "-p", str(port), "-k", str(home), *settings]
         super().__init__("postgres", home, argv, port=port)
         self._pid_file = data / "postmaster.pid"

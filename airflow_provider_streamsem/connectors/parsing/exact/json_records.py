@@ -9,7 +9,8 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import pyarrow as pa
@@ -43,8 +44,8 @@ _NAMES_OF_NON_NUMBERS = {"NaN": "nan", "INF": "inf", "+INF": "inf", "-INF": "-in
 }
 
 
-class _BadRecordError(Exception):
-    """The message is the reason, and has no values of the record."""
+class BadRecordError(Exception):
+    """A text is not a record. The message is the reason, and has no values of the record."""
 
 
 class _Repeated(dict[str, Any]):
@@ -55,29 +56,48 @@ class _Repeated(dict[str, Any]):
         self.pairs = pairs
 
 
-class _Unfit(Exception):
+class Unfit(Exception):
     """No value of the column's type is exactly the given one."""
 
 
-class ExactJson:
-    """Parses records of a schema. A column or nested field that is not nullable is required. ``lenient`` is a part of :data:`LENIENT`."""
+class JsonObjects:
+    """Parses texts into objects. Numbers stay text. ``lenient`` is a part of :data:`LENIENT`."""
 
-    def __init__(self, schema: pa.Schema, settings: Settings, lenient: frozenset[str] = frozenset()) -> None:
-        self._columns = [(field, _column_of(field.type, settings, lenient)) for field in schema]
+    def __init__(self, lenient: frozenset[str] = frozenset()) -> None:
         self._lenient = _Lenient(lenient) if lenient else None
         constant = _number_of if NON_NUMERIC in lenient else _refuse
         self._decoder = json.JSONDecoder(
             parse_float=_number_of, parse_int=_number_of, parse_constant=constant, object_pairs_hook=_object
         )
 
+    def parsed(self, text: str) -> dict[str, Any]:
+        """Return the only object of a text, or raise :class:`BadRecordError`."""
+        strict = text if self._lenient is None else self._lenient.strict(text)
+        if _has_half_of_pair(strict):
+            raise BadRecordError("half of a surrogate pair")
+        if strict.count("[") + strict.count("{") > DEEPEST and is_too_deep(strict):
+            raise BadRecordError(f"more than {DEEPEST} nested objects and arrays")
+        try:
+            record = self._decoder.decode(strict)
+        except ValueError as error:
+            is_longer = isinstance(error, json.JSONDecodeError) and error.msg == "Extra data"
+            raise BadRecordError("text after the JSON object" if is_longer else NO_OBJECT) from None
+        if not isinstance(record, dict):
+            raise BadRecordError(NO_OBJECT)
+        return record
+
+
+class ExactJson:
+    """Parses records of a schema. A column or nested field that is not nullable is required. ``lenient`` is a part of :data:`LENIENT`."""
+
+    def __init__(self, schema: pa.Schema, settings: Settings, lenient: frozenset[str] = frozenset()) -> None:
+        self._columns = [(field, column_reader(field.type, settings, lenient)) for field in schema]
+        self._objects = JsonObjects(lenient)
+
     def parse(self, texts: Sequence[str | None]) -> Block:
         """A text is bad unless it is one JSON object whose values the columns hold exactly. A null has null columns, and is not bad."""
-        limit = sys.getrecursionlimit()
-        sys.setrecursionlimit(limit + 4 * DEEPEST)
-        try:
+        with deep_recursion():
             return self._parsed(texts)
-        finally:
-            sys.setrecursionlimit(limit)
 
     def _parsed(self, texts: Sequence[str | None]) -> Block:
         records: list[dict[str, Any]] = []
@@ -85,8 +105,8 @@ class ExactJson:
         for text in texts:
             record, reason = _NOTHING, None
             try:
-                record = _NOTHING if text is None else self._object(text)
-            except _BadRecordError as error:
+                record = _NOTHING if text is None else self._objects.parsed(text)
+            except BadRecordError as error:
                 reason = str(error)
             records.append(record)
             reasons.append(reason)
@@ -111,20 +131,16 @@ class ExactJson:
                 reasons[row] = reason_of(unfit.get(row), missing.get(row))
         return Block(columns, pa.array(reasons, pa.string()))
 
-    def _object(self, text: str) -> dict[str, Any]:
-        strict = text if self._lenient is None else self._lenient.strict(text)
-        if _has_half_of_pair(strict):
-            raise _BadRecordError("half of a surrogate pair")
-        if strict.count("[") + strict.count("{") > DEEPEST and is_too_deep(strict):
-            raise _BadRecordError(f"more than {DEEPEST} nested objects and arrays")
-        try:
-            record = self._decoder.decode(strict)
-        except ValueError as error:
-            is_longer = isinstance(error, json.JSONDecodeError) and error.msg == "Extra data"
-            raise _BadRecordError("text after the JSON object" if is_longer else NO_OBJECT) from None
-        if not isinstance(record, dict):
-            raise _BadRecordError(NO_OBJECT)
-        return record
+
+@contextmanager
+def deep_recursion() -> Iterator[None]:
+    """Within the block, Python can parse and convert :data:`DEEPEST` nested objects and arrays."""
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(limit + 4 * DEEPEST)
+    try:
+        yield
+    finally:
+        sys.setrecursionlimit(limit)
 
 
 def _has_half_of_pair(text: str) -> bool:
@@ -162,7 +178,7 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return found if len(found) == len(pairs) else _Repeated(pairs)
 
 
-def _column_of(kind: pa.DataType, settings: Settings, lenient: frozenset[str]) -> Callable[[list[Any]], pa.Array]:
+def column_reader(kind: pa.DataType, settings: Settings, lenient: frozenset[str]) -> Callable[[list[Any]], pa.Array]:
     """Return a function from the parsed values of a column to the column. A value that does not fit exactly becomes null."""
     if is_.is_string(kind):
         return lambda given: pa.array([v if v is None or type(v) is str else _text(v) for v in given], kind)
@@ -170,7 +186,7 @@ def _column_of(kind: pa.DataType, settings: Settings, lenient: frozenset[str]) -
         return lambda given: pa.array([v if isinstance(v, bool) else None for v in given], kind)
     names_of_floats = is_.is_floating(kind) and NON_NUMERIC in lenient
     if is_.is_nested(kind) or names_of_floats:
-        value_of = _value_of(kind, settings, lenient)
+        value_of = value_reader(kind, settings, lenient)
         return lambda given: pa.array([None if v is None else _or_none(value_of, v) for v in given], kind)
     convert, accepted = ExactColumn(kind, settings), _accepted(kind, settings)
 
@@ -183,7 +199,7 @@ def _column_of(kind: pa.DataType, settings: Settings, lenient: frozenset[str]) -
 def _or_none(value_of: Callable[[Any], Any], value: Any) -> Any:
     try:
         return value_of(value)
-    except _Unfit:
+    except Unfit:
         return None
 
 
@@ -194,15 +210,15 @@ def _accepted(kind: pa.DataType, settings: Settings) -> frozenset[type]:
     return frozenset({_Number, str} if both else {str})
 
 
-def _value_of(kind: pa.DataType, settings: Settings, lenient: frozenset[str]) -> Callable[[Any], Any]:
-    """Return a function from a parsed value, which is not null, to the value of a type. The function raises ``_Unfit``."""
+def value_reader(kind: pa.DataType, settings: Settings, lenient: frozenset[str]) -> Callable[[Any], Any]:
+    """Return a function from a parsed value, which is not null, to the value of a type. The function raises ``Unfit``."""
     if is_.is_struct(kind):
         return _struct(kind, settings, lenient)
     if is_.is_list(kind):
-        element = _nullable(_value_of(kind.value_type, settings, lenient))
+        element = _nullable(value_reader(kind.value_type, settings, lenient))
         return lambda value: [element(item) for item in _of_type(value, list)]
     if is_.is_map(kind):
-        return _map(_nullable(_value_of(kind.item_type, settings, lenient)))
+        return _map(_nullable(value_reader(kind.item_type, settings, lenient)))
     if is_.is_string(kind):
         return _text
     if is_.is_boolean(kind):
@@ -218,7 +234,7 @@ def _value_of(kind: pa.DataType, settings: Settings, lenient: frozenset[str]) ->
 
 
 def _struct(kind: pa.DataType, settings: Settings, lenient: frozenset[str]) -> Callable[[Any], Any]:
-    fields = [(field.name, _value_of(field.type, settings, lenient), field.nullable) for field in kind]
+    fields = [(field.name, value_reader(field.type, settings, lenient), field.nullable) for field in kind]
 
     def struct(value: Any) -> dict[str, Any]:
         found = _of_type(value, dict)
@@ -226,7 +242,7 @@ def _struct(kind: pa.DataType, settings: Settings, lenient: frozenset[str]) -> C
         for name, value_of, is_nullable in fields:
             inner = found.get(name)
             if inner is None and not is_nullable:
-                raise _Unfit
+                raise Unfit
             values[name] = None if inner is None else value_of(inner)
         return values
 
@@ -237,7 +253,7 @@ def _map(value_of: Callable[[Any], Any]) -> Callable[[Any], Any]:
     def pairs(value: Any) -> list[tuple[str, Any]]:
         found = _of_type(value, dict)
         if isinstance(found, _Repeated):
-            raise _Unfit
+            raise Unfit
         return [(name, value_of(inner)) for name, inner in found.items()]
 
     return pairs
@@ -260,13 +276,13 @@ def _nullable(value_of: Callable[[Any], Any]) -> Callable[[Any], Any]:
 
 def _of_type(value: Any, kind: type[Any]) -> Any:
     if not isinstance(value, kind):
-        raise _Unfit
+        raise Unfit
     return value
 
 
 def _fitting(value: Any) -> Any:
     if value is None:
-        raise _Unfit
+        raise Unfit
     return value
 
 
