@@ -6,6 +6,7 @@ import dataclasses
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.errors import InvalidError
@@ -13,14 +14,17 @@ from airflow_provider_streamsem.errors import InvalidError
 CHANGE = "__streamsem_change"
 """The column of the staged rows with :data:`UPSERT`, :data:`DELETE` or :data:`TRUNCATE`. It is not a column of the table."""
 UPSERT, DELETE, TRUNCATE = "u", "d", "t"
+UNCHANGED = "__streamsem_unchanged"
+"""
+The column of the staged rows of :attr:`Changes.is_partial` with the names of the columns whose values an upsert does not change; null if it sets all of them.
+It is not a column of the table.
+"""
+_STAGED: dict[str, Any] = {
+    CHANGE: "string",
+    UNCHANGED: {"type": "array", "elementType": "string", "containsNull": True},
+}
 _WEEK_S = 604_800
-
-
-def with_change(schema: str) -> str:
-    """Return schema JSON in Spark's form with the column :data:`CHANGE` added."""
-    parsed = json.loads(schema)
-    change = {"name": CHANGE, "type": "string", "nullable": True, "metadata": {}}
-    return json.dumps({**parsed, "fields": [*parsed["fields"], change]})
+_UNKNOWN = ("fail", "null")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,6 +45,11 @@ class Changes:
     :param apply_as_truncates: SQL predicate. If it is true, the change deletes every older row of the table. It has no key. It precedes ``apply_as_deletes``
     :param column_list: the columns of the table. It must list ``keys`` and ``sequence_by``. Default: all columns
     :param except_column_list: instead of ``column_list``: the columns that the table does not have, such as the kind of the change
+    :param ignore_null_updates: whether a column that is null in an upsert keeps its value in the table. A new row gets null
+    :param unchanged_columns: a column of type ``array<string>`` that names the columns whose values an upsert does not change, such as
+        ``debezium_unchanged``. They keep their values in the table. The table does not get this column
+    :param unknown_values: what happens if an upsert names unchanged columns, but the table and the batch have no row with the key: ``fail``: the batch is not
+        published. ``null``: they are null
     :param tombstone_ttl_s: time to live of a tombstone, in seconds, 1 or more. An older change is dropped if its batch is planned at most this long after the
         batch of the delete
     :raises InvalidError: an argument is not valid
@@ -52,6 +61,9 @@ class Changes:
     apply_as_truncates: str | None = None
     column_list: Sequence[str] | None = None
     except_column_list: Sequence[str] | None = None
+    ignore_null_updates: bool = False
+    unchanged_columns: str | None = None
+    unknown_values: str = "fail"
     tombstone_ttl_s: int = _WEEK_S
 
     def __post_init__(self) -> None:
@@ -60,7 +72,9 @@ class Changes:
         object.__setattr__(self, "keys", arguments.text_list("changes.keys", self.keys))
         if not self.keys or not self.sequence_by:
             raise InvalidError("changes.keys and changes.sequence_by must name at least one column each")
-        for name in ("apply_as_deletes", "apply_as_truncates"):
+        arguments.flag("changes.ignore_null_updates", self.ignore_null_updates)
+        arguments.choice("changes.unknown_values", self.unknown_values, _UNKNOWN)
+        for name in ("apply_as_deletes", "apply_as_truncates", "unchanged_columns"):
             if getattr(self, name) is not None:
                 arguments.text(f"changes.{name}", getattr(self, name))
         for name in ("column_list", "except_column_list"):
@@ -100,8 +114,27 @@ class Changes:
         """The columns of ``keys`` and ``sequence_by``."""
         return [*self.keys, *self.sequence_by]
 
+    @property
+    def is_partial(self) -> bool:
+        """Whether an upsert may leave values of the table's row as they are."""
+        return self.ignore_null_updates or self.unchanged_columns is not None
+
+    @property
+    def refuses_unknown(self) -> bool:
+        """Whether a batch is not published in which an upsert leaves values of a row unchanged that neither the table nor the batch has."""
+        return self.unknown_values == "fail" and not self.ignore_null_updates
+
+    def staged(self, schema: str) -> str:
+        """Return schema JSON in Spark's form with the columns that only the staged rows have."""
+        parsed = json.loads(schema)
+        kinds = {name: kind for name, kind in _STAGED.items() if name == CHANGE or self.is_partial}
+        added = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in kinds.items()]
+        return json.dumps({**parsed, "fields": [*parsed["fields"], *added]})
+
     def keeps(self, column: str) -> bool:
         """Return whether the table gets a column."""
+        if column == self.unchanged_columns:
+            return False
         if self.column_list is not None:
             return column in self.column_list
         return column not in (self.except_column_list or ())

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from airflow_provider_streamsem.connectors.changes import CHANGE, DELETE, TRUNCATE, UPSERT, Changes
+from airflow_provider_streamsem.connectors.changes import CHANGE, DELETE, TRUNCATE, UNCHANGED, UPSERT, Changes
 from airflow_provider_streamsem.connectors.columns.identifiers import quoted
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.spark import causes
@@ -15,16 +17,17 @@ from airflow_provider_streamsem.spark import causes
 def marked(sink: str, frame: DataFrame, changes: Changes) -> DataFrame:
     """Return the columns that the table gets, and :data:`CHANGE`. A truncate keeps only its sequence, because it is no change of a key."""
     named = [*changes.required, *(changes.column_list or ()), *(changes.except_column_list or ())]
+    named += [changes.unchanged_columns] if changes.unchanged_columns is not None else []
     missing = sorted({*named} - {*frame.columns})
     if missing:
         summary = "the transform does not return columns that changes names"
         raise DataError(summary, sink=sink, missing=missing, columns=frame.columns).advising(
-            "return them from the transform; or correct keys, sequence_by, column_list or except_column_list of changes. Then run again."
+            "return them from the transform; or correct keys, sequence_by, column_list, except_column_list or unchanged_columns of changes. Then run again."
         )
-    if CHANGE in (name.lower() for name in frame.columns):
-        summary = "the rows have a column with a reserved name"
-        raise DataError(summary, sink=sink, column=CHANGE).advising(
-            "rename the column in the transform, then run again."
+    if reserved := {CHANGE, UNCHANGED} & {name.lower() for name in frame.columns}:
+        summary = "the rows have columns with reserved names"
+        raise DataError(summary, sink=sink, columns=sorted(reserved)).advising(
+            "rename the columns in the transform, then run again."
         )
     deletes, truncates = changes.apply_as_deletes, changes.apply_as_truncates
     try:
@@ -46,7 +49,27 @@ def marked(sink: str, frame: DataFrame, changes: Changes) -> DataFrame:
             for name, column in kept.items()
             if name not in changes.sequence_by
         }
-    return rows.select(*kept.values(), CHANGE)
+    unchanged = [_unchanged(sink, rows, changes, [*kept]).alias(UNCHANGED)] if changes.is_partial else []
+    return rows.select(*kept.values(), CHANGE, *unchanged)
+
+
+def _unchanged(sink: str, rows: DataFrame, changes: Changes, kept: Sequence[str]) -> Column:
+    """Return the names of the columns that an upsert does not change; null if there are none."""
+    own = [name for name in kept if name not in changes.required]
+    names = F.array(*(F.lit(name) for name in own)).cast("array<string>")
+    found = F.array().cast("array<string>")
+    if changes.unchanged_columns is not None:
+        kind = rows.schema[changes.unchanged_columns].dataType
+        if kind.simpleString() != "array<string>":
+            summary = "the column of unchanged_columns of changes is no array of strings"
+            raise DataError(summary, sink=sink, column=changes.unchanged_columns, type=kind.simpleString()).advising(
+                "return an array of names of columns from the transform, then run again."
+            )
+        found = F.coalesce(F.array_intersect(names, F.col(quoted(changes.unchanged_columns))), found)
+    if changes.ignore_null_updates:
+        nulls = [F.when(F.col(quoted(name)).isNull(), F.lit(name)) for name in own]
+        found = F.array_union(found, F.array_compact(F.array(*nulls).cast("array<string>")))
+    return F.when((F.col(CHANGE) == UPSERT) & (F.size(found) > 0), found)
 
 
 def _is_true(predicate: str | None) -> Column:

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING, Any, Protocol
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame, Observation, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import StringType, StructField, StructType
+from pyspark.sql.types import StructType
 
 from airflow_provider_streamsem import telemetry, tombstones
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.changes import CHANGE
+from airflow_provider_streamsem.connectors.changes import CHANGE, UNCHANGED
 from airflow_provider_streamsem.connectors.columns import types as column_types
 from airflow_provider_streamsem.connectors.source import Loaded, LoadedTogether, ParsedRecords, Source
 from airflow_provider_streamsem.deduplication.batch import DedupBatch
@@ -392,8 +392,8 @@ class Staging:
     def _fitted(self, name: str, frame: DataFrame) -> DataFrame:
         """Readers of formats without column names read by position, so new columns come last. Columns without a type are left out."""
         sink = self.job.sinks[name]
-        marks = [] if sink.changes is None else [CHANGE]
-        columns = frame.drop(*marks).schema.json()
+        marks = [field for field in frame.schema.fields if field.name in (CHANGE, UNCHANGED)]
+        columns = frame.drop(*(mark.name for mark in marks)).schema.json()
         accepted = sink.resolve_schema(schema.folded(name, self.job.schemas.get(name), columns, grows=sink.grows))
         self._schemas[name], untyped = column_types.typed(accepted)
         if untyped:
@@ -406,7 +406,7 @@ class Staging:
         if column_types.bare(target) == column_types.bare(json.loads(columns)):
             return frame
         fitted = StructType.fromJson(target)
-        return frame.to(StructType([*fitted.fields, *(StructField(mark, StringType()) for mark in marks)]))
+        return frame.to(StructType([*fitted.fields, *marks]))
 
     def _stored(self, frame: DataFrame, watched: Observation) -> DataFrame:
         """Evaluate a DataFrame once, and let the evaluation deliver the counts of an observation."""

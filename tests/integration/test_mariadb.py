@@ -22,6 +22,7 @@ from pymysql.connections import Connection
 from pymysql.cursors import Cursor
 from pymysql.err import OperationalError
 
+from airflow_provider_streamsem import Changes
 from airflow_provider_streamsem.connectors.sql import columns as sql_columns
 from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
 from airflow_provider_streamsem.errors import DataError, PublishError, StreamsemError
@@ -30,8 +31,7 @@ from airflow_provider_streamsem.testing.stores import Crash
 from tests.connectors.batches import resolve_schema, schema_of, staged
 from tests.connectors.sql.database_steps import Steps
 from tests.connectors.sql.modes import CREATE, MODES, publish
-from tests.connectors.staged_parquet.changed_table import CREATE as CREATE_CHANGED
-from tests.connectors.staged_parquet.changed_table import KINDS, apply_randomly
+from tests.connectors.staged_parquet.changed_table import CHANGES, KINDS, PARTIAL, apply_randomly, created
 from tests.connectors.staged_parquet.changed_table import Database as ChangedTable
 from tests.integration.parts.mariadb import MariaDB
 from tests.integration.parts.server import home_for_others, running
@@ -394,18 +394,20 @@ def test_text_longer_than_max_allowed_packet_is_refused_before_the_commit(db: Da
         staged(sink, pyarrow.table({"s": ["x" * (max_bytes + 1)]}), schema=schema_of(s="string"))
 
 
-def test_changes_give_the_newest_state_of_each_key_in_any_order_of_arrival(db: Database, tmp_path: Path) -> None:
-    db.run(CREATE_CHANGED.format(db.table, "bigint", "bigint"))
-    apply_randomly(
-        ChangedTable(tmp_path, run=db.run, names={"conn_id": "db", "table": db.table, "markers": f"m{db.table}"})
-    )
+@pytest.mark.parametrize("changes", [CHANGES, PARTIAL], ids=["all columns", "unchanged columns"])
+def test_changes_give_the_newest_state_of_each_key_in_any_order_of_arrival(
+    db: Database, tmp_path: Path, changes: Changes
+) -> None:
+    db.run(created(db.table, "bigint", "bigint", changes))
+    names = {"conn_id": "db", "table": db.table, "markers": f"m{db.table}"}
+    apply_randomly(ChangedTable(tmp_path, changes, run=db.run, names=names))
 
 
 @pytest.mark.parametrize(("collation", "is_exact"), [("utf8mb4_general_ci", False), ("utf8mb4_bin", False), ("utf8mb4_nopad_bin", True)])  # fmt: skip
 def test_text_keys_of_changes_need_a_collation_that_compares_every_character(
     db: Database, tmp_path: Path, collation: str, is_exact: bool
 ) -> None:
-    db.run(CREATE_CHANGED.format(db.table, f"varchar(40) COLLATE {collation}", "bigint"))
+    db.run(created(db.table, f"varchar(40) COLLATE {collation}", "bigint", CHANGES))
     names = {"conn_id": "db", "table": db.table, "markers": f"m{db.table}"}
     table = ChangedTable(tmp_path, run=db.run, names=names, key=KINDS["string"])
     if is_exact:

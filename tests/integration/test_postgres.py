@@ -21,7 +21,7 @@ import psycopg
 import pyarrow
 import pytest
 
-from airflow_provider_streamsem import FilesSource, Pipeline, rollback, run_batch
+from airflow_provider_streamsem import Changes, FilesSource, Pipeline, rollback, run_batch
 from airflow_provider_streamsem.connections import Connection, use_resolver
 from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.connectors.sql import columns as sql_columns
@@ -34,8 +34,7 @@ from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.connectors.batches import marked, resolve_schema, schema_of, staged
 from tests.connectors.sql.modes import CREATE, MODES, publish
-from tests.connectors.staged_parquet.changed_table import CREATE as CREATE_CHANGED
-from tests.connectors.staged_parquet.changed_table import KINDS, apply_randomly
+from tests.connectors.staged_parquet.changed_table import CHANGES, KINDS, PARTIAL, apply_randomly, created
 from tests.connectors.staged_parquet.changed_table import Database as ChangedTable
 from tests.integration.parts.postgres import Postgres
 from tests.integration.parts.server import home_for_others, running
@@ -673,22 +672,23 @@ def test_rows_that_spark_staged_are_written_with_an_airflow_connection(
     assert [row[0] for row in rows] == [*range(1_000)]
 
 
+@pytest.mark.parametrize("changes", [CHANGES, PARTIAL], ids=["all columns", "unchanged columns"])
 @pytest.mark.parametrize(
     ("key", "sequence"), [("long", "long"), ("string", "timestamp"), ("decimal", "timestamp_ntz"), ("date", "decimal"), ("timestamp", "date")]
 )  # fmt: skip
 def test_changes_give_the_newest_state_of_each_key_in_any_order_of_arrival(
-    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, sequence: str
+    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, sequence: str, changes: Changes
 ) -> None:
     connection = {**json.loads(os.environ["AIRFLOW_CONN_DB"]), "extra": {"options": "-c timezone=America/New_York"}}
     monkeypatch.setenv("AIRFLOW_CONN_DB", json.dumps(connection))
     kinds = KINDS[key], KINDS[sequence]
-    db.run(CREATE_CHANGED.format("t", *(kind.postgres for kind in kinds)))
+    db.run(created("t", *(kind.postgres for kind in kinds), changes))
     names = {"conn_id": "db", "table": f"{db.schema}.t", "markers": f"{db.schema}.markers"}
-    apply_randomly(ChangedTable(tmp_path, run=db.run, names=names, key=kinds[0], sequence=kinds[1]))
+    apply_randomly(ChangedTable(tmp_path, changes, run=db.run, names=names, key=kinds[0], sequence=kinds[1]))
 
 
 def test_change_whose_delete_a_trigger_would_suppress_is_refused(db: Database, tmp_path: Path) -> None:
-    db.run(CREATE_CHANGED.format("t", "bigint", "bigint"))
+    db.run(created("t", "bigint", "bigint", CHANGES))
     names = {"conn_id": "db", "table": f"{db.schema}.t", "markers": f"{db.schema}.markers"}
     table = ChangedTable(tmp_path, run=db.run, names=names)
     table.apply([(1, 1, 0, "a")])

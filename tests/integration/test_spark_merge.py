@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections import Counter
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import datetime, timezone
 from functools import partial
 from pathlib import Path
@@ -25,6 +26,9 @@ from airflow_provider_streamsem.errors import DataError, PublishError
 from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 from tests.connectors.batches import UUID, schema_of, staged
 from tests.connectors.staged_parquet.changed_table import (
+    CHANGES,
+    KEEP,
+    PARTIAL,
     Delta,
     Iceberg,
     apply_randomly,
@@ -161,11 +165,25 @@ def selecting(value: str, name: str) -> Callable[[DataFrame], DataFrame]:
     return lambda frame: frame.selectExpr("k", f"{value} AS v", f"{name} AS `odd-name`")
 
 
+@pytest.mark.parametrize("changes", [CHANGES, PARTIAL], ids=["all columns", "unchanged columns"])
 @pytest.mark.parametrize("make", [Delta, Iceberg])
 def test_changes_merged_by_spark_give_the_newest_state_of_each_key_in_any_order_of_arrival(
+    spark: SparkSession, tmp_path: Path, make: Any, changes: Changes
+) -> None:
+    apply_randomly(make(tmp_path, changes=changes, engine="spark", spark=SparkEngine().publishing_session), count=5)
+
+
+@pytest.mark.parametrize("make", [Delta, Iceberg])
+def test_update_merged_by_spark_of_an_unknown_row_that_leaves_a_column_unchanged_is_not_published(
     spark: SparkSession, tmp_path: Path, make: Any
 ) -> None:
-    apply_randomly(make(tmp_path, engine="spark", spark=SparkEngine().publishing_session), count=5)
+    changes = replace(PARTIAL, unknown_values="fail")
+    table = make(tmp_path, changes=changes, engine="spark", spark=SparkEngine().publishing_session)
+    table.apply([(1, 1, 0, "a")])
+    with pytest.raises(PublishError, match="no values for columns of rows that are not in the table") as raised:
+        table.apply([(2, 3, 0, KEEP), (1, 3, 0, KEEP)])
+    assert raised.value.fields["columns"] == ["v"]
+    assert table.rows() == {1: (1, 0, "a")}
     apply_without_effect(make(tmp_path / "none", engine="spark", spark=SparkEngine().publishing_session))
 
 

@@ -27,8 +27,9 @@ from airflow_provider_streamsem.connectors.delta.rewrite import (
     actions,
 )
 from airflow_provider_streamsem.connectors.sink import SinkCommit
-from airflow_provider_streamsem.connectors.staged_parquet.changed_rows import Applied, Selection
-from airflow_provider_streamsem.connectors.staged_parquet.keyed_rows import last_of_each
+from airflow_provider_streamsem.connectors.staged_parquet import partial_changes
+from airflow_provider_streamsem.connectors.staged_parquet.changed_rows import Applied, Selection, tombstones
+from airflow_provider_streamsem.connectors.staged_parquet.keyed_rows import last_of_each, staged_rows
 from airflow_provider_streamsem.connectors.staged_parquet.old_times import misread_columns, refuse_misread
 from airflow_provider_streamsem.errors import PublishError
 from airflow_provider_streamsem.stores.contract import ObjectStat
@@ -51,16 +52,20 @@ def merge(
     """
     from deltalake import Schema
 
-    rows = last_of_each(location, batch, keys)
+    rows = staged_rows(location, batch)
     target = RewrittenTable(location, table)
     kinds = pa.schema([target.schema.field(name) for name in keys])
     read, applied = kinds.names, None
-    if changes is not None:
-        read, applied = changes.required, Applied.of(rows, batch, changes)
-        possible = _possible(target, applied.rows, kinds)
-        applied = applied.without_older_than(
-            part for file in possible if _existing(target, batch, file) for part in target.rows(file, read)
+    if changes is None:
+        rows = last_of_each(rows, keys)
+    else:
+        read = changes.required
+        stored = tombstones(batch)
+        rows = partial_changes.merged(
+            rows, kinds, partial(_of_keys, target, batch, kinds, read), stored, batch, changes
         )
+        applied = Applied.of(rows, stored, changes)
+        applied = applied.without_older_than(_of_keys(target, batch, kinds, read, applied.rows))
         rows = applied.rows
     merged_keys = row_texts(rows, kinds)
     is_replaced: Selection = lambda part: pc.is_in(row_texts(part, kinds), value_set=merged_keys)  # noqa: E731
@@ -136,6 +141,13 @@ def _existing(target: RewrittenTable, batch: SinkCommit, file: AddedFile) -> Obj
     return stat
 
 
+def _of_keys(target: RewrittenTable, batch: SinkCommit, kinds: Any, columns: Sequence[str], rows: Any) -> Iterator[Any]:
+    """Yield these columns of the rows of the table with the keys of the rows, and of others."""
+    for file in _possible(target, rows, kinds):
+        if _existing(target, batch, file):
+            yield from target.rows(file, columns)
+
+
 def _possible(target: RewrittenTable, rows: Any, kinds: Any) -> list[AddedFile]:
     """Return the files whose bounds do not exclude the keys of the rows."""
     bounds = _bounds(rows, kinds)
@@ -150,15 +162,17 @@ def _completed(
     rows: Any,
     kinds: Any,
 ) -> Any:
-    """A row that replaces another one keeps its values of the columns that the batch lacks."""
+    """A row that replaces another one keeps its values of the columns that the batch lacks, or that a change does not change."""
     lacking = [name for name in target.schema.names if name not in rows.schema.names]
+    kept = partial_changes.kept_columns(rows)
+    wanted = [*columns, *lacking, *(name for name in kept if name in target.schema.names)]
+    parts = (part.filter(is_replaced(part)) for file in files for part in target.rows(file, wanted))
+    replaced = (
+        pa.table({}) if not files or not (lacking or kept) else pa.concat_tables(parts, promote_options="permissive")
+    )
+    rows = partial_changes.with_kept_values(rows, replaced, kinds)
     if not lacking or not files:
         return rows
-    wanted = [*columns, *lacking]
-    replaced = pa.concat_tables(
-        (part.filter(is_replaced(part)) for file in files for part in target.rows(file, wanted)),
-        promote_options="permissive",
-    )
     at = pc.index_in(row_texts(rows, kinds), value_set=row_texts(replaced, kinds))
     for name in lacking:
         if name in replaced.schema.names:

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
-from airflow_provider_streamsem.connectors.changes import CHANGE, UPSERT, Changes
+from airflow_provider_streamsem.connectors.changes import CHANGE, UNCHANGED, UPSERT, Changes
 from airflow_provider_streamsem.connectors.columns.identifiers import more_than_once
 from airflow_provider_streamsem.connectors.columns.types import VOID, bare, widened
 from airflow_provider_streamsem.connectors.data_files.bounds import delta_stats
@@ -195,9 +195,12 @@ class DeltaSink(TableSink[_Handle]):
             from airflow_provider_streamsem.connectors.data_files import write
 
             constraints = check_constraints(cached.table, frame.columns)
-            if self.changes is not None:  # a delete lacks values
+            if (
+                self.changes is not None
+            ):  # a delete lacks values, and so does an upsert that leaves columns unchanged, on which MERGE decides
                 constraints |= not_null_constraints(cached.table)
-                constraints = {name: f"{CHANGE} <> '{UPSERT}' OR ({holds})" for name, holds in constraints.items()}
+                lacks = f"{CHANGE} <> '{UPSERT}'" + (f" OR {UNCHANGED} IS NOT NULL" if self.changes.is_partial else "")
+                constraints = {name: f"{lacks} OR ({holds})" for name, holds in constraints.items()}
             frame = write.refusing_violations(frame, constraints)
             cached.keep()
         return TableSink.stage(self, frame, version, attempt_id)

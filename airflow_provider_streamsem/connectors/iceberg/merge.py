@@ -25,8 +25,9 @@ from airflow_provider_streamsem.connectors.data_files.rewrite import Read, chang
 from airflow_provider_streamsem.connectors.iceberg.commit import OneCommit
 from airflow_provider_streamsem.connectors.iceberg.rewrite import RewrittenTable
 from airflow_provider_streamsem.connectors.sink import SinkCommit
-from airflow_provider_streamsem.connectors.staged_parquet.changed_rows import Applied, Selection
-from airflow_provider_streamsem.connectors.staged_parquet.keyed_rows import last_of_each
+from airflow_provider_streamsem.connectors.staged_parquet import partial_changes
+from airflow_provider_streamsem.connectors.staged_parquet.changed_rows import Applied, Selection, tombstones
+from airflow_provider_streamsem.connectors.staged_parquet.keyed_rows import last_of_each, staged_rows
 from airflow_provider_streamsem.connectors.staged_parquet.old_times import misread_columns, refuse_misread
 from airflow_provider_streamsem.errors import PublishError
 
@@ -49,28 +50,41 @@ def merge(
     Raises ``PublishError`` if the number of staged rows differs from that at staging, if the merge would change dates or times of the table, or if the rows of
     the new files differ from those that were to be written.
     """
-    rows = last_of_each(location, batch, keys)
+    rows = staged_rows(location, batch)
     table = commit.loaded
     rewritten = RewrittenTable(commit.table_metadata, table.io, _DIRECTORY)
+    kinds = pa.schema([rewritten.schema.field(key) for key in keys])
     read, applied = keys, None
-    if changes is not None:
-        read, applied = changes.required, Applied.of(rows, batch, changes)
-        tasks = _possible(table, applied.rows, keys)
-        applied = applied.without_older_than(part for task in tasks for part in rewritten.rows(task, read))
+    if changes is None:
+        rows = last_of_each(rows, keys)
+    else:
+        read = changes.required
+        of_keys = partial(_of_keys, table, rewritten, read, keys)
+        stored = tombstones(batch)
+        rows = partial_changes.merged(rows, kinds, of_keys, stored, batch, changes)
+        applied = Applied.of(rows, stored, changes)
+        applied = applied.without_older_than(of_keys(applied.rows))
         rows = applied.rows
-    is_removed = _is_merged(rewritten, rows, keys)
+    is_removed = is_replaced = _is_merged(rows, kinds)
     is_truncating = applied is not None and applied.truncate is not None
     tasks = [*table.scan().plan_files()] if is_truncating else _possible(table, rows, keys)
     if applied is not None:
         rows, is_removed = applied.upserts, applied.or_truncated(is_removed)
     files, removed = [], []
+    replaced = []
+    kept_columns = [name for name in partial_changes.kept_columns(rows) if name in rewritten.schema.names]
     for task in tasks:
         if not any(pc.any(is_removed(part)).as_py() for part in rewritten.rows(task, read)):
             continue
         _refuse_old_times(table, task.file.file_path, batch)
         removed.append(task.file)
+        if kept_columns:
+            parts = rewritten.rows(task, [*read, *kept_columns])
+            replaced += [part.filter(is_replaced(part)) for part in parts]
         kept = partial(_kept, rewritten, task, is_removed)
         files += _written(rewritten, kept, None if _has_other_spec(table, task) else task.file.partition, batch)
+    in_table = pa.concat_tables(replaced, promote_options="permissive") if replaced else pa.table({})
+    rows = partial_changes.with_kept_values(rows, in_table, kinds)
     files += _written(rewritten, lambda: [rows], None, batch) if rows.num_rows else []
     commit.add_snapshot(files, removed, mark)
 
@@ -86,9 +100,16 @@ def _kept(rewritten: RewrittenTable, task: FileScanTask, is_removed: Selection) 
     return (part.filter(pc.invert(is_removed(part))) for part in rewritten.rows(task))
 
 
-def _is_merged(rewritten: RewrittenTable, rows: Any, keys: Sequence[str]) -> Selection:
+def _of_keys(
+    table: Table, rewritten: RewrittenTable, columns: Sequence[str], keys: Sequence[str], rows: Any
+) -> Iterator[Any]:
+    """Yield these columns of the rows of the table with the keys of the rows, and of others."""
+    for task in _possible(table, rows, keys):
+        yield from rewritten.rows(task, columns)
+
+
+def _is_merged(rows: Any, kinds: Any) -> Selection:
     """Return a function that returns for each row of a pyarrow table whether a row of the batch replaces it."""
-    kinds = pa.schema([rewritten.schema.field(key) for key in keys])
     merged = row_texts(rows, kinds)
     return lambda part: pc.is_in(row_texts(part, kinds), value_set=merged)
 

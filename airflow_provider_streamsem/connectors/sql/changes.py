@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from datetime import datetime, timezone
+from decimal import Decimal
 from typing import TYPE_CHECKING, Any
 
+from airflow_provider_streamsem.connectors.changes import UNCHANGED
 from airflow_provider_streamsem.connectors.sql import database, postgres_copy
+from airflow_provider_streamsem.connectors.sql import rows as sql_rows
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -13,6 +17,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.connectors.sql.columns import Target
 
 
+_KEYS_PER_QUERY = 200
 _OTHERS = ("A", "á", "a ")
 """Texts that some collations consider equal to ``a``."""
 
@@ -72,6 +77,99 @@ def apply(
         connection.execute(deleted, bound)
     if upserts:
         connection.execute(_upsert(connection.dialect.name, table, keys, sequence), list(upserts))
+
+
+def update(
+    connection: sa.Connection,
+    table: sa.Table,
+    keys: Sequence[str],
+    sequence: Sequence[str],
+    rows: Sequence[dict[str, Any]],
+) -> None:
+    """
+    Set some columns of rows of the table, unless the row with the same keys has a greater sequence.
+
+    :param keys: SQLAlchemy's ``Column.key`` of each key column; ``sequence``: of the columns of the sequence
+    :param rows: key of the column → value, of the same columns for every row. No two rows have equal keys
+    """
+    import sqlalchemy as sa
+
+    bound = {name: sa.bindparam(f"_{name}", type_=table.columns[name].type) for name in rows[0]}
+    changed = sa.update(table).values({name: value for name, value in bound.items() if name not in keys})
+    changed = changed.where(*[table.columns[name] == bound[name] for name in keys])
+    changed = changed.where(~_is_more([table.columns[name] for name in sequence], [bound[name] for name in sequence]))
+    connection.execute(changed, [{f"_{name}": value for name, value in row.items()} for row in rows])
+
+
+def by_columns(upserts: Any, names: Sequence[str]) -> tuple[Any, dict[tuple[str, ...], Any]]:
+    """Divide upserts (a pyarrow table) into those that set all columns, and those that keep values of the table's row: columns that are set → rows."""
+    if UNCHANGED not in upserts.schema.names:
+        return upserts, {}
+    import pyarrow as pa
+
+    positions: dict[tuple[str, ...], list[int]] = {}
+    for at, kept in enumerate(upserts[UNCHANGED].to_pylist()):
+        positions.setdefault(tuple(name for name in names if name not in (kept or ())), []).append(at)
+    rows = upserts.drop_columns([UNCHANGED])
+    complete = rows.take(pa.array(positions.pop(tuple(names), []), pa.int64()))
+    return complete, {columns: rows.take(own).select(columns) for columns, own in positions.items()}
+
+
+def existing(
+    connection: sa.Connection,
+    target: Target,
+    keys: Sequence[str],
+    sequence: Sequence[str],
+    fields: Sequence[dict[str, Any]],
+    rows: Any,
+) -> Iterator[Any]:
+    """
+    Yield the rows of the table with the keys of ``rows``, a pyarrow table, as pyarrow tables with the columns of the key and of the sequence. The transaction
+    locks them, so that they stay as they are until it ends.
+
+    :param fields: fields of Spark's schema of these columns
+    """
+    import pyarrow as pa
+    import sqlalchemy as sa
+
+    names = [*keys, *sequence]
+    table = target.table(names)
+    columns = {column.name: column for column in table.columns}
+    if target.dialect == "postgresql":
+        wanted = rows.select(keys).to_pylist()
+    else:
+        key_of = {column.key: column.name for column in table.columns}
+        own = [field for field in fields if field["name"] in keys]
+        wanted = [{key_of[key]: v for key, v in row.items()} for row in sql_rows.chosen(own, table, rows, keys)]
+    for start in range(0, len(wanted), _KEYS_PER_QUERY):
+        some = wanted[start : start + _KEYS_PER_QUERY]
+        matches = [sa.and_(*(columns[name] == value for name, value in key.items())) for key in some]
+        query = sa.select(*(columns[name] for name in names)).where(sa.or_(*matches)).with_for_update()
+        found = [*zip(*connection.execute(query).fetchall(), strict=True)] or [()] * len(names)
+        arrays = [_array(values, rows.schema.field(name).type) for name, values in zip(names, found, strict=True)]
+        yield pa.Table.from_arrays(arrays, names=names)
+
+
+def _array(values: Sequence[Any], kind: Any) -> Any:
+    """Return the values of a database as a pyarrow array of the type of the staged values. A decimal may have more digits."""
+    import pyarrow as pa
+
+    given = [None if value is None else _value(value, kind) for value in values]
+    return pa.array(given) if given and pa.types.is_decimal(kind) else pa.array(given, kind)
+
+
+def _value(value: Any, kind: Any) -> Any:
+    import pyarrow as pa
+
+    if pa.types.is_timestamp(kind) and kind.tz is not None and value.tzinfo is None:
+        return value.replace(tzinfo=timezone.utc)  # databases without time zones have times in UTC
+    if pa.types.is_date(kind) and isinstance(value, datetime):
+        return value.date()
+    if pa.types.is_decimal(kind):
+        return Decimal(value)
+    if pa.types.is_boolean(kind):
+        return bool(value)
+    return str(value) if pa.types.is_string(kind) else value
 
 
 def _upsert(dialect: str, table: sa.Table, keys: Sequence[str], sequence: Sequence[str]) -> Any:

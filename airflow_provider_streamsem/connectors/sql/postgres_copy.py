@@ -7,7 +7,7 @@ Writes rows to Postgres by ``COPY``: directly into the table, or through a tempo
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem.connectors.json_rows.text import json_text
@@ -184,6 +184,7 @@ def apply_changes(
     truncate: Iterable[bytes],
     deletes: Iterable[bytes],
     upserts: Iterable[bytes],
+    updates: Mapping[tuple[str, ...], Iterable[bytes]],
 ) -> bool:
     """
     Write changes by ``COPY`` into temporary tables. Then delete the rows older than the truncate, apply the deletes, and apply the upserts. A delete or an
@@ -192,6 +193,7 @@ def apply_changes(
     :param truncate: CSV with the columns ``sequence_by``: at most one row
     :param deletes: CSV with the columns ``keys`` and ``sequence_by``. A delete lacks other columns, which may have a domain that refuses null
     :param upserts: CSV with the columns ``names``. No two changes have equal keys
+    :param updates: columns → CSV of updates that set only these columns
     :returns: ``False`` if a row that should be deleted is still in the table, because a trigger has kept it
     """
     from psycopg import sql
@@ -233,6 +235,13 @@ def apply_changes(
     upsert = sql.SQL("INSERT INTO {} AS {} ({}) SELECT {} FROM {} ON CONFLICT ({}) DO UPDATE SET {} WHERE {}")
     applies = compared(sql.SQL("EXCLUDED"), ">=", row)
     cursor.execute(upsert.format(target, row, listed, listed, of_upserts, keyed, new_values, applies))
+    update = sql.SQL("UPDATE {} AS {} SET {} FROM {} AS {} WHERE {} AND {}")
+    for number, (columns, chunks) in enumerate(updates.items()):
+        of_update = staged(f"update{number}", columns, chunks)
+        given = [sql.Identifier(name) for name in columns if name not in keys]
+        set_values = sql.SQL(", ").join(sql.SQL("{0} = {1}.{0}").format(name, changed) for name in given)
+        is_newer = compared(changed, ">=", row)
+        cursor.execute(update.format(target, row, set_values, of_update, changed, same, is_newer))
     return True
 
 

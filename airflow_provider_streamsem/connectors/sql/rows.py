@@ -61,6 +61,12 @@ def rows_of(
     return [dict(zip(keys, [*row, *constants.values()], strict=True)) for row in zip(*values, strict=True)]
 
 
+def chosen(fields: Sequence[dict[str, Any]], table: sa.Table, rows: Any, names: Sequence[str]) -> list[dict[str, Any]]:
+    """Return :func:`rows_of` for some columns of a pyarrow table."""
+    own = [field for field in fields if field["name"] in names]
+    return [row for part in rows.to_batches() for row in rows_of(part, own, table, {})]
+
+
 def _values(column: Any, kind: Any, into: Any) -> list[Any]:
     import sqlalchemy as sa
 

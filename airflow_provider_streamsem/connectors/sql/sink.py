@@ -8,7 +8,7 @@ waits, and then finds that the version is marked as applied. After a failed tran
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
-from airflow_provider_streamsem.connectors.changes import Changes
+from airflow_provider_streamsem.connectors.changes import UNCHANGED, Changes
 from airflow_provider_streamsem.connectors.sink import SinkCommit, SinkMarker
 from airflow_provider_streamsem.connectors.sql import changes as sql_changes
 from airflow_provider_streamsem.connectors.sql import columns as sql_columns
@@ -327,7 +327,7 @@ class JdbcSink(TransactionalSink[_Handle]):
         if target is not None:
             with_nulls = {name for file in staged.files for name in json.loads(file.stats or "[]")}
             if self.changes is not None:
-                with_nulls = keyed_rows.nulls_of_upserts(self.location, staged, with_nulls)
+                with_nulls = keyed_rows.nulls_of_upserts(self.location, staged, with_nulls, self.changes)
             sql_columns.refuse_nulls(target, with_nulls)
             sql_values.refuse_misfits(self.location, staged, target, of_changes=self.changes is not None)
             return replace(staged, files=tuple(replace(file, stats=target.digest) for file in staged.files))
@@ -409,7 +409,7 @@ class JdbcSink(TransactionalSink[_Handle]):
         read = sql_columns.named if is_copied else sql_columns.describe
         target = read(connection, self.table) if new.state == "applied" else None
         # Reading the batch takes time, in which the transaction would hold its locks.
-        applied = None if self.changes is None or target is None else self._applied(batch, self.changes)
+        changed = None if self.changes is None or target is None else self._changed(batch, self.changes)
         if target is not None and not is_copied:
             # The check precedes every write, because a table with a non-transactional engine keeps rows of a transaction that is rolled back.
             self._check_unchanged(connection, target, batch)
@@ -422,8 +422,8 @@ class JdbcSink(TransactionalSink[_Handle]):
                     raise PublishError("the sink's table no longer exists", table=self.table, version=batch.version)
                 self._delete_replaced(connection, target, batch)
                 if batch.committable.files:
-                    if applied is not None:
-                        self._apply(connection, target, batch.schema, applied)
+                    if changed is not None:
+                        self._apply(connection, target, batch.schema, changed(connection, target))
                     else:
                         staged = record_batches(self.location, batch)
                         self._write_rows(connection, target, batch.schema, staged, batch.root)
@@ -508,23 +508,38 @@ class JdbcSink(TransactionalSink[_Handle]):
             else:
                 sql_rows.insert(connection, table, rows)
 
-    def _applied(self, batch: SinkCommit, changes: Changes) -> Applied:
-        from airflow_provider_streamsem.connectors.staged_parquet.changed_rows import Applied
+    def _changed(self, batch: SinkCommit, changes: Changes) -> Callable[[sa.Connection, Target], Applied]:
+        """Read the batch, and return a function that returns the changes to apply. It reads the table only if upserts leave columns unchanged."""
+        from airflow_provider_streamsem.connectors.staged_parquet import changed_rows, partial_changes
 
-        return Applied.of(keyed_rows.last_of_each(self.location, batch, self.keys), batch, changes)
+        rows, stored = keyed_rows.staged_rows(self.location, batch), changed_rows.tombstones(batch)
+        if UNCHANGED not in rows.schema.names:
+            applied = changed_rows.Applied.of(keyed_rows.last_of_each(rows, self.keys), stored, changes)
+            return lambda connection, target: applied
+        kinds = rows.select(self.keys).schema
+        fields = [field for field in sql_columns.fields_of(batch.schema) if field["name"] in changes.required]
+
+        def merged(connection: sa.Connection, target: Target) -> Applied:
+            existing = partial(sql_changes.existing, connection, target, self.keys, self.sequence_by, fields)
+            one_of_each = partial_changes.merged(rows, kinds, existing, stored, batch, changes)
+            return changed_rows.Applied.of(one_of_each, stored, changes)
+
+        return merged
 
     def _apply(self, connection: sa.Connection, target: Target, schema: str, applied: Applied | None) -> None:
         """Write the changes of a batch. Without ``applied``, run the statements on no rows."""
         fields = sql_columns.fields_of(schema)
         names = [field["name"] for field in fields]
         of_delete = [*self.keys, *self.sequence_by]
+        upserts, updates = (None, {}) if applied is None else sql_changes.by_columns(applied.upserts, names)
         if target.dialect == "postgresql":
             csv = partial(_csv, fields)
             is_deleted = postgres_copy.apply_changes(
                 connection, target.table(names), names, self.keys, self.sequence_by,
                 truncate=csv(self.sequence_by, None if applied is None else applied.truncate),
                 deletes=csv(of_delete, None if applied is None else applied.deletes),
-                upserts=csv(names, None if applied is None else applied.upserts),
+                upserts=csv(names, upserts),
+                updates={columns: csv(columns, rows) for columns, rows in updates.items()},
             )  # fmt: skip
             if not is_deleted:
                 raise PublishError(
@@ -535,12 +550,15 @@ class JdbcSink(TransactionalSink[_Handle]):
             table = target.table(names)
             key_of = {column.name: column.key for column in table.columns}
             keys, sequence = ([key_of[name] for name in own] for own in (self.keys, self.sequence_by))
-            values = partial(_values, fields, table)
+            values = partial(sql_rows.chosen, fields, table)
             if applied.truncate is not None:
                 (at,) = values(applied.truncate, self.sequence_by)
                 sql_changes.truncate(connection, table, sequence, [at[name] for name in sequence])
-            upserts, deletes = values(applied.upserts, names), values(applied.deletes, of_delete)
-            sql_changes.apply(connection, table, keys, sequence, upserts, deletes)
+            sql_changes.apply(
+                connection, table, keys, sequence, values(upserts, names), values(applied.deletes, of_delete)
+            )
+            for columns, rows in updates.items():
+                sql_changes.update(connection, table, keys, sequence, values(rows, columns))
 
     def _connected(self) -> AbstractContextManager[sa.Connection]:
         return database.connected(self.conn_id)
@@ -551,12 +569,6 @@ class JdbcSink(TransactionalSink[_Handle]):
     def _configure_transaction(self, connection: sa.Connection) -> None:
         if connection.dialect.name == "postgresql":
             postgres_copy.configure_transaction(connection)
-
-
-def _values(fields: Sequence[dict[str, Any]], table: sa.Table, rows: Any, names: Sequence[str]) -> list[dict[str, Any]]:
-    """Return key of the column in ``table`` → value, of some columns of a pyarrow table."""
-    chosen = [field for field in fields if field["name"] in names]
-    return [row for part in rows.to_batches() for row in sql_rows.rows_of(part, chosen, table, {})]
 
 
 def _csv(fields: Sequence[dict[str, Any]], names: Sequence[str], rows: Any) -> Iterator[bytes]:

@@ -6,7 +6,7 @@ Imports pyarrow, so only sinks import this module, when they publish.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -24,10 +24,11 @@ from airflow_provider_streamsem.state.layers import STATE
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
 
-def tombstones(batch: SinkCommit) -> Iterator[Any]:
-    """Yield the tombstones after the batch: pyarrow tables with the columns of ``keys`` and ``sequence_by``."""
+def tombstones(batch: SinkCommit) -> list[Any]:
+    """Return the tombstones after the batch: pyarrow tables with the columns of ``keys`` and ``sequence_by``."""
     if not batch.tombstones:
-        return
+        return []
+    tables = []
     assert batch.log is not None  # a batch with tombstones is that of a log
     store = open_dataset(f"{batch.log.store.url.rstrip('/')}/{STATE}")
     for file in batch.tombstones:
@@ -36,7 +37,8 @@ def tombstones(batch: SinkCommit) -> Iterator[Any]:
             summary = "a file with tombstones is missing or was changed; nothing of the batch is in the table"
             where = {"sink": batch.sink, "version": batch.version, "file": f"{STATE}/{file.key}"}
             raise PublishError(summary, **where).advising(RESTORE_TOMBSTONES)
-        yield pyarrow.parquet.read_table(pa.BufferReader(data), page_checksum_verification=True)
+        tables.append(pyarrow.parquet.read_table(pa.BufferReader(data), page_checksum_verification=True))
+    return tables
 
 
 Selection = Callable[[Any], Any]
@@ -57,13 +59,13 @@ class Applied:
     changes: Changes
 
     @classmethod
-    def of(cls, rows: Any, batch: SinkCommit, changes: Changes) -> Applied:
-        """Return the changes of a batch that are not before a tombstone. ``rows`` has one row for each key, and at most one truncate."""
+    def of(cls, rows: Any, stored: Iterable[Any], changes: Changes) -> Applied:
+        """Return the changes that are not before a stored tombstone. ``rows`` has one row for each key, and at most one truncate."""
         is_truncate = pc.equal(rows[CHANGE], TRUNCATE)
         truncate = rows.filter(is_truncate)
         applied = cls(rows.filter(pc.invert(is_truncate)), truncate if truncate.num_rows else None, changes)
-        for stored in tombstones(batch):
-            applied = applied._after_truncates(_without_key(stored, changes)).without_older_than([stored])
+        for part in stored:
+            applied = applied._after_truncates(_without_key(part, changes)).without_older_than([part])
         return applied._after_truncates(truncate)
 
     def without_older_than(self, others: Iterable[Any]) -> Applied:

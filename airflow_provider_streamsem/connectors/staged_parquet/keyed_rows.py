@@ -8,7 +8,7 @@ from collections.abc import Collection, Sequence
 from typing import Any
 from urllib.parse import quote
 
-from airflow_provider_streamsem.connectors.changes import CHANGE, TRUNCATE, UPSERT, Changes
+from airflow_provider_streamsem.connectors.changes import CHANGE, TRUNCATE, UNCHANGED, UPSERT, Changes
 from airflow_provider_streamsem.connectors.sink import Sink, SinkCommit
 from airflow_provider_streamsem.connectors.staged_parquet.sink import parquet_files, record_batches
 from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError
@@ -138,15 +138,25 @@ def check_values(
         raise DataError(summary, columns={name: texts for name, texts in null_like.items() if texts})
 
 
-def nulls_of_upserts(location: str, staged: Committable, names: Collection[str]) -> set[str]:
-    """Return those of the columns that have nulls in upserts. A delete lacks values."""
+def nulls_of_upserts(location: str, staged: Committable, names: Collection[str], changes: Changes) -> set[str]:
+    """Return those of the columns that have nulls in upserts. A delete lacks values, and an upsert those of its unchanged columns."""
     import pyarrow.compute as pc
 
-    rows = _staged_columns(location, staged, [*names, CHANGE]) if names else None
+    marks = [CHANGE, *([UNCHANGED] if changes.is_partial else [])]
+    rows = _staged_columns(location, staged, [*names, *marks]) if names else None
     if rows is None:
         return set()
     upserts = rows.filter(pc.equal(rows[CHANGE], UPSERT))
-    return {name for name in names if upserts[name].null_count}
+    found = {name for name in names if upserts[name].null_count}
+    if found and changes.is_partial:
+        unchanged = upserts[UNCHANGED].to_pylist()
+        nulls = {name: upserts[name].is_null().to_pylist() for name in found}
+        found = {
+            name
+            for name in found
+            if any(n and name not in (u or ()) for n, u in zip(nulls[name], unchanged, strict=True))
+        }
+    return found
 
 
 def check_sequence_types(fields: Sequence[Any], sequence_by: Sequence[str], *, of_database: bool = False) -> None:
@@ -291,9 +301,9 @@ def is_in_python(statistics: Any) -> bool:
     return True
 
 
-def last_of_each(location: str, batch: SinkCommit, keys: Sequence[str]) -> Any:
+def staged_rows(location: str, batch: SinkCommit) -> Any:
     """
-    Return the last row of each key, in the order of the staged files, as a pyarrow table: the same for every publisher.
+    Return the staged rows of a batch in order, as a pyarrow table: the same for every publisher.
 
     Raises ``PublishError`` if the number of rows differs from the count at staging, or if the batch must replace rows, which cannot be identified after a
     merge.
@@ -311,6 +321,13 @@ def last_of_each(location: str, batch: SinkCommit, keys: Sequence[str]) -> Any:
             counted=batch.committable.rows,
             found=rows.num_rows,
         )
+    return rows
+
+
+def last_of_each(rows: Any, keys: Sequence[str]) -> Any:
+    """Return the last row of each key."""
+    import pyarrow
+
     names = [f"k{number}" for number in range(len(keys))]
     numbered = pyarrow.table(
         [*(rows[name] for name in keys), pyarrow.array(range(rows.num_rows))], names=[*names, "at"]

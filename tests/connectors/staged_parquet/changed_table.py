@@ -22,7 +22,7 @@ from pyiceberg.catalog import load_catalog
 from airflow_provider_streamsem import Changes, DeltaSink, IcebergSink, JdbcSink, tombstones
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connections import Connection, use_resolver
-from airflow_provider_streamsem.connectors.changes import CHANGE
+from airflow_provider_streamsem.connectors.changes import CHANGE, UNCHANGED
 from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.state.layers import files_of_layers
@@ -33,7 +33,9 @@ CHANGES = Changes(
     keys=["k"], sequence_by=["at", "n"], apply_as_deletes="op = 'd'", apply_as_truncates="op = 't'", except_column_list=["op"]
 )  # fmt: skip
 Event = tuple[int | None, int, int, str | None]
-"""Key, the two columns of the sequence, and the value; ``None`` for a delete. A truncate has no key."""
+"""Key, the two columns of the sequence, and the value; ``None`` for a delete, :data:`KEEP` for an update of other columns. A truncate has no key."""
+KEEP, UNKNOWN = "keep", "unknown"
+PARTIAL = replace(CHANGES, unchanged_columns="unchanged", unknown_values="null")
 
 
 @dataclass(frozen=True)
@@ -106,10 +108,13 @@ class Table(ABC):
                     [None if each is None else self.sequence.value(each) for each in at], self.sequence.arrow
                 ),
                 "n": pyarrow.array(n, pyarrow.int64()),
-                "v": pyarrow.array(v, pyarrow.string()),
+                "v": pyarrow.array([None if each == KEEP else each for each in v], pyarrow.string()),
                 CHANGE: pyarrow.array([(kind or change)(event) for event in rows], pyarrow.string()),
             }
         )
+        if self.changes.is_partial:
+            unchanged = pyarrow.array([["v"] if each == KEEP else None for each in v], pyarrow.list_(pyarrow.string()))
+            table = table.append_column(UNCHANGED, unchanged)
         self.root.mkdir(exist_ok=True)
         log = CommitLog(LocalStore(str(self.root / "log")))
         batch = batches.staged(self.sink, table, self.version, schema=self.schema, log=log, spark=self.spark)
@@ -124,7 +129,7 @@ class Table(ABC):
     def publish(self, batch: SinkCommit) -> Any:
         return self.sink.publish(batch)
 
-    def rows(self) -> dict[int, tuple[int, int, str]]:
+    def rows(self) -> dict[int, tuple[int, int, str | None]]:
         rows = self.stored()
         assert len({row[0] for row in rows}) == len(rows), "a key has several rows"
         return {self.key.integer(k): (self.sequence.integer(at), n, v) for k, at, n, v in rows}
@@ -160,6 +165,12 @@ class Iceberg(Table):
 CREATE = "CREATE TABLE {} (k {} PRIMARY KEY, at {}, n bigint, v varchar(9) NOT NULL)"
 
 
+def created(name: str, key: str, sequence: str, changes: Changes) -> str:
+    """Return the statement that creates a table. A value that is not known must be accepted."""
+    statement = CREATE.format(name, key, sequence)
+    return statement.replace(" NOT NULL", "") if changes.is_partial else statement
+
+
 @dataclass
 class Database(Table):
     """
@@ -183,9 +194,9 @@ class Database(Table):
 class Sqlite(Database):
     """A table in a SQLite file, which the connection ``db`` reaches."""
 
-    def __init__(self, root: Path) -> None:
-        super().__init__(root, run=self._run, names={"conn_id": "db", "table": "t"})
-        self._run(CREATE.format("t", "bigint", "bigint"))
+    def __init__(self, root: Path, changes: Changes = CHANGES) -> None:
+        super().__init__(root, changes=changes, run=self._run, names={"conn_id": "db", "table": "t"})
+        self._run(created("t", "bigint", "bigint", changes))
 
     def _run(self, statement: str) -> Sequence[Any]:
         with closing(sqlite3.connect(self.root / "table.db")) as connection, connection:
@@ -213,8 +224,11 @@ def change(event: Event) -> str:
     return "t" if event[0] is None else "d" if event[3] is None else "u"
 
 
-def newest(events: Sequence[Event]) -> dict[int, tuple[int, int, str]]:
-    """Return the rows that a table has after these events, one after the other: an event applies if no newer one came before it."""
+def newest(events: Sequence[Event]) -> dict[int, tuple[int, int, str | None]]:
+    """
+    Return the rows that a table has after these events, one after the other: an event applies if no newer one came before it. A value that is kept although
+    there is no row is not known.
+    """
     states: dict[int, Event] = {}
     truncated: tuple[int, int] = (-1, -1)
     for k, *event in events:
@@ -223,8 +237,12 @@ def newest(events: Sequence[Event]) -> dict[int, tuple[int, int, str]]:
             truncated = max(truncated, at)
             states = {key: known for key, known in states.items() if known[1:3] >= truncated or known[3] is None}
         elif at >= truncated and (k not in states or at >= states[k][1:3]):
-            states[k] = (k, *event)
-    return {k: (at, n, v) for k, (_, at, n, v) in states.items() if v is not None}
+            value = event[2]
+            if value == KEEP:
+                known = states[k][3] if k in states else None
+                value = UNKNOWN if known is None else known
+            states[k] = (k, *at, value)
+    return {k: (at, n, None if v == UNKNOWN else v) for k, (_, at, n, v) in states.items() if v is not None}
 
 
 def in_arrival_order(applied: Sequence[Sequence[Event]]) -> list[Event]:
@@ -241,6 +259,9 @@ def changes_of(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{"k": k, "at": at, "n": n, "v": v or "", CHANGE: "d" if v is None else "u"} for k, at, n, v in events]
 
 
+PARTIAL_EVENTS = st.tuples(
+    st.sampled_from([0, 1, 2]), st.integers(0, 3), st.integers(0, 1), st.sampled_from(["a", "b", None, KEEP, KEEP])
+)
 EVENTS = st.tuples(
     st.sampled_from([0, 1, 2, 3, 4, 5, 6, None]),
     st.integers(0, 3),
@@ -252,11 +273,11 @@ EVENTS = st.tuples(
 def apply_randomly(table: Table, *, count: int = 9) -> None:
     """Apply batches with late changes, deletes and truncates, and compare the rows after each batch."""
     chance = random.Random(7)
+    values = ["a", "b", None, *([KEEP, KEEP] if table.changes.is_partial else [])]
     applied: list[list[Event]] = []
     for batch in range(count):
         events: list[Event] = [
-            (chance.randrange(12), chance.randrange(10), chance.randrange(3), chance.choice(["a", "b", None]))
-            for _ in range(7)
+            (chance.randrange(12), chance.randrange(10), chance.randrange(3), chance.choice(values)) for _ in range(7)
         ]
         applied.append([*events, (None, chance.randrange(4, 8), 0, None) if batch % 4 == 2 else (12, 9, batch, "c")])
         assert table.apply(applied[-1]).rows == 8

@@ -6,6 +6,7 @@ import logging
 import shutil
 import tempfile
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,10 @@ from airflow_provider_streamsem.errors import DataError, InvalidError, PublishEr
 from airflow_provider_streamsem.state.layers import tombstones_of
 from tests.connectors.staged_parquet.changed_table import (
     EVENTS,
+    KEEP,
     KINDS,
+    PARTIAL,
+    PARTIAL_EVENTS,
     Delta,
     Event,
     Iceberg,
@@ -46,6 +50,44 @@ def test_table_has_the_newest_state_of_each_key_in_any_order_of_arrival(
         for at, events in enumerate(applied):
             assert table.apply(events).rows == len(events)
             assert table.rows() == newest(in_arrival_order(applied[: at + 1]))
+
+
+@pytest.mark.parametrize("make", [Delta, Iceberg, Sqlite])
+@settings(max_examples=15, deadline=None)
+@given(applied=st.lists(st.lists(st.one_of(PARTIAL_EVENTS, EVENTS), min_size=1, max_size=6), min_size=1, max_size=5))
+def test_update_that_leaves_a_column_unchanged_keeps_the_newest_value_in_any_order_of_arrival(
+    make: Callable[..., Table], applied: list[list[Event]]
+) -> None:
+    with tempfile.TemporaryDirectory() as root:
+        table = make(Path(root), changes=PARTIAL)
+        for at, events in enumerate(applied):
+            assert table.apply(events).rows == len(events)
+            assert table.rows() == newest(in_arrival_order(applied[: at + 1]))
+
+
+@pytest.mark.parametrize("make", [Delta, Iceberg, Sqlite])
+def test_update_of_an_unknown_row_that_leaves_a_column_unchanged_is_not_published(
+    make: Callable[..., Table], tmp_path: Path
+) -> None:
+    table = make(tmp_path, changes=replace(PARTIAL, unknown_values="fail"))
+    table.apply([(1, 1, 0, "a"), (2, 1, 0, "b")])
+    table.apply([(1, 2, 0, KEEP), (2, 2, 0, None), (3, 2, 0, "c"), (3, 3, 0, KEEP)])
+    assert table.rows() == {1: (2, 0, "a"), 3: (3, 0, "c")}
+    with pytest.raises(PublishError, match="no values for columns of rows that are not in the table") as raised:
+        table.apply([(2, 3, 0, KEEP), (1, 3, 0, KEEP)])
+    assert raised.value.fields["columns"] == ["v"]
+    assert table.rows() == {1: (2, 0, "a"), 3: (3, 0, "c")}
+    table.changes = PARTIAL
+    table.publish(table.batches[-1])
+    assert table.rows() == {1: (3, 0, "a"), 2: (3, 0, None), 3: (3, 0, "c")}
+
+
+def test_update_of_a_row_in_a_database_leaves_a_required_column_unchanged(tmp_path: Path) -> None:
+    table = Sqlite(tmp_path)
+    table.changes = PARTIAL
+    table.apply([(1, 1, 0, "a")])
+    table.apply([(1, 2, 0, KEEP)])
+    assert table.rows() == {1: (2, 0, "a")}
 
 
 @pytest.fixture(params=[Delta, Iceberg, Sqlite])
