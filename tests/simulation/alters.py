@@ -56,7 +56,8 @@ class AltersPipeline(WithRollbacks):
         is_outdated = isinstance(error, (ConflictError, InvalidError)) and any(
             part in error.summary for part in OUTDATED
         )
-        if is_outdated:
+        is_used = isinstance(error, ConflictError) and "has files of an earlier sink" in error.summary
+        if is_outdated or (is_used and any(has_extra(log, version) for version in range(len(log.plans)))):
             self.scheduler.count["refused: the pipeline was altered"] += 1
             return True
         return super().allows_failure(process, error, log)

@@ -183,6 +183,7 @@ class Scheduler:
         self.trace: list[str] = []
         self._late: list[tuple[int, str, Callable[[], Any]]] = []
         self._started = 0
+        self._last_start = 0
 
     @property
     def now_ms(self) -> int:
@@ -207,6 +208,7 @@ class Scheduler:
     def start(self, kind: str, body: Callable[[Process], Any]) -> Process:
         process = Process(self, kind, f"p{self._started:02d}.{kind}", body)
         self._started += 1
+        self._last_start = self.turns
         self.live.append(process)
         self.count[f"started: {kind}"] += 1
         self.record(process.name, "starts")
@@ -248,8 +250,8 @@ class Scheduler:
             self.apply_late()
             self.turns += 1
             self.faults.stopped = self.turns > FAULTS_STOP_AFTER
-            if self.turns > MAX_TURNS:
-                raise Violation(f"a process did not end within {MAX_TURNS} turns")
+            if self.turns > max(self._last_start, FAULTS_STOP_AFTER) + MAX_TURNS:
+                raise Violation(f"a process did not end within {MAX_TURNS} turns without faults")
             ready = [p for p in self.live if p.paused_until <= self.turns]
             if ready:
                 process = self.rng.choice(ready)
