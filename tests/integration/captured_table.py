@@ -116,6 +116,7 @@ class CapturedTable:
             sequence_by="debezium_sequence",
             apply_as_deletes="debezium_op = 'd'",
             apply_as_truncates="debezium_op = 't'",
+            unchanged_columns="debezium_unchanged",
             except_column_list=["debezium_op"],
         )
         copied = {"table": f"{self.schema}.copied", "markers": f"{self.schema}.markers"}
@@ -181,6 +182,6 @@ def _comparable(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
 
 def for_three_tables(records: DataFrame) -> DataFrame:
     """Return the columns of the row, and those that the sinks need to apply the changes."""
-    needed = ("debezium_op", "debezium_sequence")
+    needed = ("debezium_op", "debezium_sequence", "debezium_unchanged")
     added = [name for name in records.columns if name.startswith(("debezium_", "kafka_")) and name not in needed]
     return records.drop(*added)

@@ -20,11 +20,11 @@ pytestmark = pytest.mark.integration
 
 COLUMNS = (
     "name text, balance numeric(10,2), free numeric, born date, at timestamp, at_ms timestamp(3), zoned timestamptz, is_new boolean, data bytea, j jsonb, "
-    "amount double precision, small real, tags text[], prices numeric(8,2)[], email text DEFAULT 'none'"
+    "amount double precision, small real, tags text[], prices numeric(8,2)[], email text DEFAULT 'none', big text, blob bytea"
 )
 DECODED = (
     "id bigint, name string, balance decimal(10,2), free decimal(38,10), born date, at timestamp_ntz, at_ms timestamp_ntz, zoned timestamp, is_new boolean, "
-    "data binary, amount double, small float, email string"
+    "data binary, amount double, small float, email string, big string, blob binary"
 )
 JSON_ALONE = (
     {"decimal_handling_mode": "string", "time_precision_mode": "microseconds"},
@@ -50,7 +50,7 @@ def customers(
 )
 def test_delta_iceberg_and_postgres_follow_a_table_of_postgres(customers: CapturedTable) -> None:
     odd = "(%s, E'a\\u00e9\\U0001F600\\n\"', -99999999.99, 1234567890123456789012345678.0123456789, '0001-01-01', '9999-12-31 23:59:59.999999', "
-    odd += "'1969-12-31 23:59:59.999', '2020-06-30 23:59:59.123456+05:45', true, '\\x00ff', '{}', 'NaN', '-Infinity', '{a,NULL}', '{1.25,NULL}', NULL)"
+    odd += "'1969-12-31 23:59:59.999', '2020-06-30 23:59:59.123456+05:45', true, '\\x00ff', '{}', 'NaN', '-Infinity', '{a,NULL}', '{1.25,NULL}', NULL, NULL, '\\x')"
     customers.run(
         "INSERT INTO customers VALUES " + odd.replace("%s", "1"),
         "INSERT INTO customers (id, name) SELECT n, 'n' || n FROM generate_series(2, 20) n",
@@ -69,8 +69,25 @@ def test_delta_iceberg_and_postgres_follow_a_table_of_postgres(customers: Captur
             "INSERT INTO customers (id, name, email) VALUES (5, 'again', NULL)",
             "UPDATE customers SET id = 40 WHERE id = 6",
         )
+        # Values that Postgres stores outside of the row. Updates of other columns do not log them.
+        toast = "(SELECT string_agg(md5((n * {0})::text), '') FROM generate_series(1, 300) n)"
+        customers.run(
+            *(
+                f"INSERT INTO customers (id, big, blob) SELECT {n}, {toast.format(n)}, convert_to({toast.format(n)}, 'UTF8')"
+                for n in (50, 51, 52)
+            )
+        )
+        customers.run("UPDATE customers SET name = 'toasted' WHERE id >= 50")
         customers.capture()
         run_batch(customers.pipeline, run_key="changes", drain=True)
+        customers.check()
+        customers.run(
+            "UPDATE customers SET name = 'again', big = NULL WHERE id = 51",
+            "UPDATE customers SET name = 'again' WHERE id >= 50",
+        )
+        customers.run("DELETE FROM customers WHERE id = 52", "INSERT INTO customers (id, big) VALUES (52, 'short')")
+        customers.capture()
+        run_batch(customers.pipeline, run_key="unchanged", drain=True)
         customers.check()
         customers.run("TRUNCATE customers")
         customers.run("INSERT INTO customers (id, name) VALUES (1, 'after')")
