@@ -53,7 +53,8 @@ class CapturedTable:
     settings: Mapping[str, Any] = field(default_factory=dict)
     schema: str = field(default_factory=lambda: f"s{uuid.uuid4().hex[:8]}")
 
-    def __post_init__(self) -> None:
+    def create(self) -> None:
+        """Create the captured table."""
         self.run(f"CREATE SCHEMA {self.schema}")
         self.run(f"CREATE TABLE {self.name} (id bigint PRIMARY KEY, {self.columns})")
 

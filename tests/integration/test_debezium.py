@@ -40,6 +40,7 @@ def customers(
     decoder, settings = request.param
     keep_nulls = {"value.converter.replace.null.with.default": "false"}
     table = CapturedTable(postgres, broker, tmp_path, COLUMNS, DECODED, decoder, {**settings, **keep_nulls})
+    table.create()
     table.create_copy(COLUMNS)
     with use_resolver(table.connection):
         yield table
