@@ -7,13 +7,14 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from datetime import date, datetime, timedelta, timezone
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import DataFrame, SparkSession
 
-from airflow_provider_streamsem import Avro, Json, KafkaSink, KafkaSource, open_log, read_committed
+from airflow_provider_streamsem import Avro, Debezium, Json, KafkaSink, KafkaSource, open_log, read_committed
 from airflow_provider_streamsem.connections import connection
 from airflow_provider_streamsem.errors import DataError, StoreRefusedError, UnavailableError
 from airflow_provider_streamsem.testing.harness import PipelineHarness
@@ -24,6 +25,8 @@ from tests.integration.schema_registry import V1, V2, Registry, avro, running_re
 from tests.integration.topics import Topics
 
 pytestmark = pytest.mark.integration
+
+PLACEHOLDER = "__debezium_unavailable_value"
 
 
 @pytest.fixture
@@ -246,6 +249,101 @@ def test_records_of_a_subject_without_a_readable_version_are_quarantined(topics:
     )
     assert (result.counts["parsed"], result.counts["quarantined"]) == (0, 1)
     assert "long is read as double" in quarantined(topics)[0]["error"]
+
+
+def _event_schema(*columns: dict[str, Any]) -> dict[str, Any]:
+    """The schema of events as Debezium registers it: a change of the table adds columns, and changes the types of others."""
+    optional = lambda kind: ["null", kind]  # noqa: E731
+    value = {
+        "type": "record", "name": "Value", "namespace": "shop.public.orders",
+        "fields": [{"name": "id", "type": "long"}, *({"name": c["name"], "type": optional(c["type"]), "default": None} for c in columns)],
+    }  # fmt: skip
+    source = {"type": "record", "name": "Source", "namespace": "io.debezium.connector.postgresql", "fields": [
+        {"name": "connector", "type": "string"}, {"name": "ts_ms", "type": "long"}, {"name": "sequence", "type": optional("string")},
+    ]}  # fmt: skip
+    fields = [
+        ("before", optional(value)),
+        ("after", optional("shop.public.orders.Value")),
+        ("source", source),
+        ("op", "string"),
+    ]
+    return {
+        "type": "record", "name": "Envelope", "namespace": "shop.public.orders", "fields": [{"name": n, "type": t} for n, t in fields]
+    }  # fmt: skip
+
+
+def test_events_of_debezium_in_avro_are_decoded_with_the_meaning_in_the_schema_that_wrote_them(
+    topics: Topics, registry: str
+) -> None:
+    balance = {"name": "balance", "type": {"type": "bytes", "logicalType": "decimal", "precision": 10, "scale": 2}}
+    wider = {"name": "balance", "type": {"type": "bytes", "logicalType": "decimal", "precision": 12, "scale": 3}}
+    millis = {"name": "at", "type": {"type": "long", "connect.name": "io.debezium.time.Timestamp"}}
+    micros = {"name": "at", "type": {"type": "long", "connect.name": "io.debezium.time.MicroTimestamp"}}
+    name, data = {"name": "name", "type": "string"}, {"name": "data", "type": "bytes"}
+    first, second = _event_schema(balance, millis, name, data), _event_schema(wider, micros, name)
+    topics.create("a", 1)
+    Registry.subjects[f"{topics.name('a')}-value"] = [(11, json.dumps(first)), (12, json.dumps(second))]
+    source = {"connector": "postgresql", "ts_ms": 1_700_000_000_123, "sequence": '["5","7"]'}
+
+    def event(number: int, schema: dict[str, Any], op: str, **row: Any) -> bytes:
+        image = {"before": row if op == "d" else None, "after": None if op == "d" else row}
+        return b"\0" + number.to_bytes(4, "big") + avro(schema, {**image, "source": source, "op": op})
+
+    at = datetime(2020, 1, 2, 3, 4, 5, 123000)
+    since = at - datetime(1970, 1, 1)
+    good = [
+        event(
+            11,
+            first,
+            "c",
+            id=1,
+            balance=Decimal("12.30"),
+            at=since // timedelta(milliseconds=1),
+            name="é😀",
+            data=b"\0\xff",
+        ),
+        event(
+            12,
+            second,
+            "u",
+            id=1,
+            balance=Decimal("12.345"),
+            at=since // timedelta(microseconds=1) + 456,
+            name=PLACEHOLDER,
+        ),
+        event(12, second, "d", id=2, balance=None, at=None, name=None),
+    ]
+    bad = [
+        good[0][:-1],
+        good[0] + b"\0",
+        b"\0\0\0\0\x63" + good[0][5:],
+        b"x",
+        good[0].replace("é".encode(), b"\xc3\x28"),
+    ]
+    topics.put("a", [good[0], *bad, *good[1:], None])
+    value = Debezium("id long, balance decimal(12,3), at timestamp_ntz, name string, data binary", registry=registry)
+    spec = topics.pipeline("a", source={"value": value}, where="debezium_op IS NOT NULL")
+    result = topics.run(spec, "r")
+    assert {n: result.counts[n] for n in ("read", "quarantined", "filtered")} == {
+        "read": 9,
+        "quarantined": 5,
+        "filtered": 1,
+    }
+    columns = 'debezium_op, id, balance, "at", name, data, debezium_unchanged, debezium_sequence'
+    sequence = Decimal(5 * 10**19 + 7)
+    assert sorted(topics.rows(columns)) == [
+        ("c", 1, Decimal("12.300"), at, "é😀", b"\0\xff", None, sequence),
+        ("d", 2, None, None, None, None, None, sequence),
+        ("u", 1, Decimal("12.345"), at + timedelta(microseconds=456), None, None, ["name", "data"], sequence),
+    ]
+    reasons = [record["error"].partition(": ")[2] for record in quarantined(topics)]
+    assert reasons == [
+        "it is truncated, or not a record of its schema 11",
+        "it has more bytes than one record of its schema 11",
+        "no version of the subject has its schema 99",
+        "it does not start with the zero byte and the id of a schema",
+        "a string in it is not UTF-8",
+    ]
 
 
 def test_registry_that_is_down_or_empty_fails_the_batch_and_advances_no_offset(topics: Topics, registry: str) -> None:
