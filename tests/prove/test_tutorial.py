@@ -18,10 +18,13 @@ import pyarrow.parquet
 import pytest
 
 from airflow_provider_streamsem import open_log
-from tests.integration.parts.server import free_port
+from tests.integration.parts.debezium import Debezium
+from tests.integration.parts.kafka import Broker
+from tests.integration.parts.postgres import Postgres
+from tests.integration.parts.server import free_port, home_for_others, running
+from tests.integration.parts.spark import session_conf
 
 ROOT = Path(__file__).parents[2]
-PAGE = (ROOT / "docs" / "tutorial" / "first-dag.md").read_text()
 DONE = "-- the block ended with"
 
 
@@ -29,11 +32,11 @@ class Shell:
     """
     A bash process that runs the blocks of the page in order, as a reader does in a terminal.
 
-    :param port: the port of Airflow's API server, in place of 8080
+    :param ports: port in the page → port of the server
     """
 
-    def __init__(self, location: Path, environment: dict[str, str], port: str) -> None:
-        self.port = port
+    def __init__(self, location: Path, environment: dict[str, str], ports: dict[str, int]) -> None:
+        self.ports = ports
         self.process = subprocess.Popen(
             ["bash"],
             cwd=location,
@@ -48,8 +51,13 @@ class Shell:
     def run(self, commands: str) -> str:
         """Run commands, and return their output. Fails if one of the commands fails."""
         stdin, stdout = _open(self.process.stdin), _open(self.process.stdout)
-        commands = commands.replace("localhost:8080", f"localhost:{self.port}").replace("/path/to/clone", str(ROOT))
-        stdin.write(f"set -e; trap 'echo {DONE} $?' EXIT\n{commands}\nset +e; trap - EXIT; echo {DONE} 0\n")
+        for page, port in self.ports.items():
+            commands = commands.replace(f"localhost:{page}", f"localhost:{port}")
+            commands = commands.replace(f'"database.port": "{page}"', f'"database.port": "{port}"')
+        commands = commands.replace("/path/to/clone", str(ROOT))
+        stdin.write(
+            f"set -e; trap 'status=$?; echo; echo {DONE} $status' EXIT\n{commands}\nset +e; trap - EXIT; echo; echo {DONE} 0\n"
+        )
         stdin.flush()
         printed: list[str] = []
         for line in stdout:
@@ -67,14 +75,14 @@ def _open(stream: IO[str] | None) -> IO[str]:
 
 @pytest.fixture
 def shell(tmp_path: Path) -> Iterator[Shell]:
-    port = str(free_port())
+    port = free_port()
     environment = {
         **{name: value for name, value in os.environ.items() if not name.startswith(("AIRFLOW", "PYTHON", "PYSPARK"))},
-        "AIRFLOW__API__PORT": port,
+        "AIRFLOW__API__PORT": str(port),
         "AIRFLOW__API__BASE_URL": f"http://localhost:{port}",
         "AIRFLOW__CORE__EXECUTION_API_SERVER_URL": f"http://localhost:{port}/execution/",
     }
-    shell = Shell(tmp_path, environment, port)
+    shell = Shell(tmp_path, environment, {"8080": port})
     yield shell
     for process in [*psutil.Process(shell.process.pid).children(recursive=True), shell.process]:
         with suppress(psutil.NoSuchProcess):
@@ -109,16 +117,20 @@ def ids(log: Path) -> Counter[int]:
     return counts
 
 
+def blocks_of(page: str, count: int) -> list[str]:
+    """Return the code blocks of a page. One of them is the DAG."""
+    text = (ROOT / "docs" / "tutorial" / page).read_text()
+    blocks = re.findall(r"^```(\w+)\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    assert [language for language, _ in blocks].count("python") == 1
+    assert len(blocks) == count
+    return [textwrap.dedent(code) for _, code in blocks]
+
+
 @pytest.mark.prove
 @pytest.mark.airflow
 @pytest.mark.timeout(1_200)
 def test_commands_of_the_tutorial_have_the_described_results(shell: Shell, tmp_path: Path) -> None:
-    blocks = [
-        (language, textwrap.dedent(code))
-        for language, code in re.findall(r"^```(\w+)\n(.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
-    ]
-    assert [language for language, _ in blocks] == ["bash", "python", *["bash"] * 6]
-    install, dag, start, log, create, kill, check, stop = [code for _, code in blocks]
+    install, dag, start, log, create, kill, check, stop = blocks_of("first-dag.md", 8)
     shell.run("set -m")  # as in a terminal: a background job has its own process group
     shell.run(install)
     (tmp_path / "airflow" / "dags" / "orders.py").write_text(dag)
@@ -146,3 +158,35 @@ def test_commands_of_the_tutorial_have_the_described_results(shell: Shell, tmp_p
     shell.run(stop)
     _, alive = psutil.wait_procs(airflow, timeout=60)
     assert alive == []
+
+
+@pytest.mark.prove
+@pytest.mark.airflow
+@pytest.mark.timeout(1_500)
+def test_commands_of_the_tutorial_of_change_data_have_the_described_results(shell: Shell, tmp_path: Path) -> None:
+    first, *_ = blocks_of("first-dag.md", 8)
+    install, create, connect, dag, start, show, change, kill, compare, clean_up = blocks_of("postgres-to-delta.md", 10)
+    (tmp_path / "spark-conf").mkdir()  # Spark's packages, which a test does not download
+    lines = (f"{name} {value}\n" for name, value in session_conf().items())
+    (tmp_path / "spark-conf" / "spark-defaults.conf").write_text("".join(lines))
+    with home_for_others() as home:
+        postgres, broker = Postgres(home / "postgres"), Broker(tmp_path / "kafka")
+        worker = Debezium(tmp_path / "debezium", bootstrap=broker.bootstrap)
+        shell.ports |= {"5432": postgres.port, "8083": worker.port, "9092": int(broker.bootstrap.rpartition(":")[2])}
+        with running(postgres, broker, worker):
+            shell.run(f"set -m; export SPARK_CONF_DIR={tmp_path}/spark-conf")
+            shell.run(first)
+            shell.run(install)
+            shell.run(create)
+            shell.run(connect)
+            (tmp_path / "airflow" / "dags" / "customers.py").write_text(dag)
+            shell.run(start)
+            location = tmp_path / "lake" / "customers-log"
+            until("the first run commits", lambda: location.exists() and open_log(str(location)).view().commits, 180)
+            until("the first task ends", lambda: not spark_jvms(shell), 60)
+            printed = shell.run(show)
+            assert printed.splitlines()[1] == "{'id': 2, 'name': 'Bo', 'balance': None, 'notes': None}", printed
+            shell.run(change)
+            shell.run(kill)
+            assert "clean: " in (printed := shell.run(compare)), printed
+            shell.run(clean_up)

@@ -15,14 +15,19 @@ from tests.integration.parts.server import Server, free_port
 
 class Debezium(Server):
     """
-    A worker with one connector. Its offsets are in a file, so a killed worker sends the changes again that it sent after the last write of the file.
+    A worker with one connector, or none. Its offsets are in a file, so a killed worker sends the changes again that it sent after the last write of the file.
 
     :param connector: settings of the connector
     :param converter: settings of the worker's converter for keys and values
     """
 
     def __init__(
-        self, home: Path, *, bootstrap: str, connector: Mapping[str, Any], converter: Mapping[str, Any] | None = None
+        self,
+        home: Path,
+        *,
+        bootstrap: str,
+        connector: Mapping[str, Any] | None = None,
+        converter: Mapping[str, Any] | None = None,
     ) -> None:
         home.mkdir(parents=True, exist_ok=True)
         self._rest = free_port()
@@ -38,15 +43,17 @@ class Debezium(Server):
             "offset.flush.interval.ms": 1000,
             **converters,
         }
-        self.connector = str(connector["name"])
-        files = {"worker": worker, "connector": {"topic.creation.default.replication.factor": 1, **connector}}
+        self.connector = "" if connector is None else str(connector["name"])
+        files: dict[str, Mapping[str, Any]] = {"worker": worker}
+        if connector is not None:
+            files["connector"] = {"topic.creation.default.replication.factor": 1, **connector}
         for name, settings in files.items():
             lines = (f"{key}={value}\n" for key, value in settings.items())
             (home / f"{name}.properties").write_text("".join(lines))
         argv = [
             install.java(), "-Xmx384m", "-XX:TieredStopAtLevel=1", "-Dorg.slf4j.simpleLogger.showDateTime=true",
             "-cp", install.classpath("debezium"), "org.apache.kafka.connect.cli.ConnectStandalone",
-            str(home / "worker.properties"), str(home / "connector.properties"),
+            *(str(home / f"{name}.properties") for name in files),
         ]  # fmt: skip
         super().__init__("debezium", home, argv, port=self._rest)
 
@@ -62,6 +69,8 @@ class Debezium(Server):
     def start(self, *, seconds: float = 90) -> None:
         """Start the worker, and wait until its task runs."""
         super().start(seconds=seconds)
+        if not self.connector:
+            return
         deadline = time.monotonic() + seconds
         while self.status() != "RUNNING":
             if self.status() == "FAILED" or time.monotonic() > deadline:
