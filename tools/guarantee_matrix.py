@@ -243,6 +243,7 @@ PROOFS: Mapping[str, tuple[str, ...]] = {
     "database, append": _DATABASE,
     "database, upsert": _DATABASE,
     "Delta, change data": (
+        "tests/prove/test_change_data.py::test_delta_iceberg_and_postgres_equal_their_source_though_debezium_broker_and_drivers_are_killed",
         "tests/connectors/delta/test_changes.py::test_table_has_the_newest_state_of_each_key_after_a_crash_at_any_step",
         "tests/integration/test_spark_merge.py::test_changes_merged_by_spark_give_the_newest_state_of_each_key_in_any_order_of_arrival",
         *_CHANGES,

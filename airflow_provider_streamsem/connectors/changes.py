@@ -151,7 +151,12 @@ class Changes:
     @property
     def reason(self) -> str:
         """The reason why the table has the newest state of each row."""
+        unchanged = (
+            ". A column that an upsert leaves unchanged keeps the value of the newest change before it that was in the table or in the batch"
+            if self.is_partial
+            else ""
+        )
         return (
             f"of the changes of a row, the one with the greatest {', '.join(self.sequence_by)} is applied, in any order of arrival. An older change does not "
-            f"insert a deleted row again if its batch is planned at most {arguments.duration(self.tombstone_ttl_s)} after the batch of the delete"
+            f"insert a deleted row again if its batch is planned at most {arguments.duration(self.tombstone_ttl_s)} after the batch of the delete{unchanged}"
         )

@@ -148,6 +148,8 @@ def test_every_raised_error_is_public_or_marked_as_internal() -> None:
         "RangeChangedError",  # fails a task of Spark, and the engine translates it
         "TimeoutError",  # fails a task of Spark, which is repeated
         "MessageError",  # becomes the reason of a quarantined record
+        "BadRecordError",  # likewise
+        "UnknownEncodingError",  # likewise
         "RowsDifferError",  # becomes a DataError or a PublishError
         "NothingSentError",  # contains the error that the publish loop raises
         "DescriptorsError",  # becomes an InvalidError

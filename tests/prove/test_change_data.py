@@ -1,5 +1,5 @@
 """
-Tables follow a table of Postgres while Debezium, the broker, and the drivers of the pipeline are killed at random.
+A DeltaSink, an IcebergSink and a JdbcSink follow a table of Postgres while Debezium, the broker, and the drivers of the pipeline are killed at random.
 
 The workload inserts, updates, deletes and truncates rows, changes keys, and alters the table. After each round, the tables equal the source.
 """
@@ -156,7 +156,9 @@ def table(tmp_path: Path) -> Iterator[CapturedTable]:
 @pytest.mark.prove
 @pytest.mark.spark
 @pytest.mark.timeout(1_800)
-def test_tables_equal_their_source_though_debezium_broker_and_drivers_are_killed(table: CapturedTable) -> None:
+def test_delta_iceberg_and_postgres_equal_their_source_though_debezium_broker_and_drivers_are_killed(
+    table: CapturedTable,
+) -> None:
     rng = random.Random(7)
     drivers, kills, victims = Drivers(table), [], itertools.cycle(["driver", "debezium", "driver", "broker"])
     for number in range(ROUNDS):

@@ -196,53 +196,90 @@ def apply_changes(
     :param updates: columns → CSV of updates that set only these columns
     :returns: ``False`` if a row that should be deleted is still in the table, because a trigger has kept it
     """
-    from psycopg import sql
-
-    target, row, changed = _target(table), sql.Identifier("_streamsem_row"), sql.Identifier("_streamsem_changed")
-    own_sequence = [sql.Identifier(name) for name in sequence_by]
-
-    def staged(name: str, columns: Sequence[str], chunks: Iterable[bytes]) -> Any:
-        staged_table = sql.Identifier("pg_temp", f"{_STAGED}_{name}")
-        listed = [sql.Identifier(column) for column in columns]
-        create = sql.SQL("CREATE TEMPORARY TABLE {} ON COMMIT DROP AS SELECT {} FROM {} WITH NO DATA")
-        cursor.execute(create.format(sql.Identifier(f"{_STAGED}_{name}"), sql.SQL(", ").join(listed), target))
-        _copy(connection, staged_table, listed, chunks)
-        return staged_table
-
-    def compared(first: Any, operator: str, second: Any) -> Any:
-        """The comparison is null if the row of the table has a null, which is before every value."""
-        mine, theirs = (
-            sql.SQL(", ").join(sql.SQL("{}.{}").format(of, c) for c in own_sequence) for of in (first, second)
-        )
-        return sql.SQL("COALESCE(ROW({}) {} ROW({}), true)").format(mine, sql.SQL(operator), theirs)
-
-    cursor = _cursor(connection)
-    of_truncate = staged("truncate", sequence_by, truncate)
-    delete = sql.SQL("DELETE FROM {} AS {} USING {} AS {} WHERE {}")
-    cursor.execute(delete.format(target, row, of_truncate, changed, compared(row, "<", changed)))
-    of_deletes = staged("deletes", [*keys, *sequence_by], deletes)
-    same = sql.SQL(" AND ").join(sql.SQL("{0}.{2} = {1}.{2}").format(row, changed, sql.Identifier(key)) for key in keys)
-    is_deleted = sql.SQL("{} AND {}").format(same, compared(changed, ">=", row))
-    cursor.execute(delete.format(target, row, of_deletes, changed, is_deleted))
-    left = sql.SQL("SELECT FROM {} AS {}, {} AS {} WHERE {} LIMIT 1")
-    for of, condition in ((of_truncate, compared(row, "<", changed)), (of_deletes, is_deleted)):
-        if cursor.execute(left.format(target, row, of, changed, condition)).fetchone() is not None:
-            return False
-    of_upserts = staged("upserts", names, upserts)
-    listed, keyed = (sql.SQL(", ").join(map(sql.Identifier, own)) for own in (names, keys))
-    others = [sql.Identifier(name) for name in names if name not in keys]
-    new_values = sql.SQL(", ").join(sql.SQL("{0} = EXCLUDED.{0}").format(name) for name in others)
-    upsert = sql.SQL("INSERT INTO {} AS {} ({}) SELECT {} FROM {} ON CONFLICT ({}) DO UPDATE SET {} WHERE {}")
-    applies = compared(sql.SQL("EXCLUDED"), ">=", row)
-    cursor.execute(upsert.format(target, row, listed, listed, of_upserts, keyed, new_values, applies))
-    update = sql.SQL("UPDATE {} AS {} SET {} FROM {} AS {} WHERE {} AND {}")
-    for number, (columns, chunks) in enumerate(updates.items()):
-        of_update = staged(f"update{number}", columns, chunks)
-        given = [sql.Identifier(name) for name in columns if name not in keys]
-        set_values = sql.SQL(", ").join(sql.SQL("{0} = {1}.{0}").format(name, changed) for name in given)
-        is_newer = compared(changed, ">=", row)
-        cursor.execute(update.format(target, row, set_values, of_update, changed, same, is_newer))
+    changed = _ChangedTable(connection, table, keys, sequence_by)
+    if not changed.truncate(truncate) or not changed.delete(deletes):
+        return False
+    changed.upsert(names, upserts)
+    for columns, chunks in updates.items():
+        changed.update(columns, chunks)
     return True
+
+
+class _ChangedTable:
+    """Applies changes to a table, each kind from a temporary table."""
+
+    def __init__(
+        self, connection: sa.Connection, table: sa.Table, keys: Sequence[str], sequence_by: Sequence[str]
+    ) -> None:
+        from psycopg import sql
+
+        self._connection, self._keys, self._sequence, self._sql = connection, keys, sequence_by, sql
+        self._target, self._row = _target(table), sql.Identifier("_streamsem_row")
+        self._changed, self._tables = sql.Identifier("_streamsem_changed"), 0
+        same = (sql.SQL("{0}.{2} = {1}.{2}").format(self._row, self._changed, sql.Identifier(key)) for key in keys)
+        self._same = sql.SQL(" AND ").join(same)
+
+    def truncate(self, chunks: Iterable[bytes]) -> bool:
+        """Delete older rows, and return whether they are gone."""
+        staged = self._staged(self._sequence, chunks)
+        return self._delete(staged, self._compared(self._row, "<", self._changed))
+
+    def delete(self, chunks: Iterable[bytes]) -> bool:
+        """Delete the rows with the same keys unless they are newer, and return whether they are gone."""
+        staged = self._staged([*self._keys, *self._sequence], chunks)
+        return self._delete(staged, self._sql.SQL("{} AND {}").format(self._same, self._is_newer()))
+
+    def _delete(self, staged: Any, condition: Any) -> bool:
+        places = self._target, self._row, staged, self._changed, condition
+        self._run("DELETE FROM {} AS {} USING {} AS {} WHERE {}", *places)
+        return self._run("SELECT FROM {} AS {}, {} AS {} WHERE {} LIMIT 1", *places).fetchone() is None
+
+    def upsert(self, names: Sequence[str], chunks: Iterable[bytes]) -> None:
+        staged = self._staged(names, chunks)
+        listed, keyed = self._listed(names), self._listed(self._keys)
+        self._run(
+            "INSERT INTO {} AS {} ({}) SELECT {} FROM {} ON CONFLICT ({}) DO UPDATE SET {} WHERE {}",
+            self._target, self._row, listed, listed, staged, keyed, self._new_values(names, self._sql.SQL("EXCLUDED")),
+            self._compared(self._sql.SQL("EXCLUDED"), ">=", self._row),
+        )  # fmt: skip
+
+    def update(self, names: Sequence[str], chunks: Iterable[bytes]) -> None:
+        staged = self._staged(names, chunks)
+        self._run(
+            "UPDATE {} AS {} SET {} FROM {} AS {} WHERE {} AND {}",
+            self._target, self._row, self._new_values(names, self._changed), staged, self._changed, self._same, self._is_newer(),
+        )  # fmt: skip
+
+    def _staged(self, columns: Sequence[str], chunks: Iterable[bytes]) -> Any:
+        self._tables += 1
+        name, listed = f"{_STAGED}_{self._tables}", [self._sql.Identifier(column) for column in columns]
+        create = "CREATE TEMPORARY TABLE {} ON COMMIT DROP AS SELECT {} FROM {} WITH NO DATA"
+        self._run(create, self._sql.Identifier(name), self._listed(columns), self._target)
+        staged = self._sql.Identifier("pg_temp", name)
+        _copy(self._connection, staged, listed, chunks)
+        return staged
+
+    def _new_values(self, names: Sequence[str], of: Any) -> Any:
+        others = [self._sql.Identifier(name) for name in names if name not in self._keys]
+        return self._sql.SQL(", ").join(self._sql.SQL("{0} = {1}.{0}").format(name, of) for name in others)
+
+    def _is_newer(self) -> Any:
+        return self._compared(self._changed, ">=", self._row)
+
+    def _compared(self, first: Any, operator: str, second: Any) -> Any:
+        """The comparison is null if the row of the table has a null, which is before every value."""
+        names = [self._sql.Identifier(name) for name in self._sequence]
+        mine, theirs = (
+            self._sql.SQL(", ").join(self._sql.SQL("{}.{}").format(of, name) for name in names)
+            for of in (first, second)
+        )
+        return self._sql.SQL("COALESCE(ROW({}) {} ROW({}), true)").format(mine, self._sql.SQL(operator), theirs)
+
+    def _listed(self, names: Sequence[str]) -> Any:
+        return self._sql.SQL(", ").join(map(self._sql.Identifier, names))
+
+    def _run(self, statement: str, *places: Any) -> Any:
+        return _cursor(self._connection).execute(self._sql.SQL(statement).format(*places))
 
 
 def _target(table: sa.Table) -> Any:
