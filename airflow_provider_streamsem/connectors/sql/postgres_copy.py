@@ -7,7 +7,7 @@ Writes rows to Postgres by ``COPY``: directly into the table, or through a tempo
 from __future__ import annotations
 
 import io
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem.connectors.json_rows.text import json_text
@@ -174,39 +174,11 @@ def upsert(
     )
 
 
-def apply_changes(
-    connection: sa.Connection,
-    table: sa.Table,
-    names: Sequence[str],
-    keys: Sequence[str],
-    sequence_by: Sequence[str],
-    *,
-    truncate: Iterable[bytes],
-    deletes: Iterable[bytes],
-    upserts: Iterable[bytes],
-    updates: Mapping[tuple[str, ...], Iterable[bytes]],
-) -> bool:
+class ChangedTable:
     """
-    Write changes by ``COPY`` into temporary tables. Then delete the rows older than the truncate, apply the deletes, and apply the upserts. A delete or an
-    upsert changes nothing if the row of the table has a greater sequence.
-
-    :param truncate: CSV with the columns ``sequence_by``: at most one row
-    :param deletes: CSV with the columns ``keys`` and ``sequence_by``. A delete lacks other columns, which may have a domain that refuses null
-    :param upserts: CSV with the columns ``names``. No two changes have equal keys
-    :param updates: columns → CSV of updates that set only these columns
-    :returns: ``False`` if a row that should be deleted is still in the table, because a trigger has kept it
+    Applies changes to a table: writes them by ``COPY`` into a temporary table, and from it into the table. A delete, an upsert or an update changes nothing if
+    the row of the table has a greater sequence. No two changes of a batch have equal keys.
     """
-    changed = _ChangedTable(connection, table, keys, sequence_by)
-    if not changed.truncate(truncate) or not changed.delete(deletes):
-        return False
-    changed.upsert(names, upserts)
-    for columns, chunks in updates.items():
-        changed.update(columns, chunks)
-    return True
-
-
-class _ChangedTable:
-    """Applies changes to a table, each kind from a temporary table."""
 
     def __init__(
         self, connection: sa.Connection, table: sa.Table, keys: Sequence[str], sequence_by: Sequence[str]
@@ -220,12 +192,20 @@ class _ChangedTable:
         self._same = sql.SQL(" AND ").join(same)
 
     def truncate(self, chunks: Iterable[bytes]) -> bool:
-        """Delete older rows, and return whether they are gone."""
+        """
+        Delete the rows with a smaller sequence. Return ``False`` if some are still in the table, because a trigger has kept them.
+
+        :param chunks: CSV with the columns of the sequence: at most one row
+        """
         staged = self._staged(self._sequence, chunks)
         return self._delete(staged, self._compared(self._row, "<", self._changed))
 
     def delete(self, chunks: Iterable[bytes]) -> bool:
-        """Delete the rows with the same keys unless they are newer, and return whether they are gone."""
+        """
+        Delete rows; returns as :meth:`truncate` does.
+
+        :param chunks: CSV with the columns of the key and of the sequence. A delete lacks other columns, which may have a domain that refuses null
+        """
         staged = self._staged([*self._keys, *self._sequence], chunks)
         return self._delete(staged, self._sql.SQL("{} AND {}").format(self._same, self._is_newer()))
 
@@ -235,6 +215,7 @@ class _ChangedTable:
         return self._run("SELECT FROM {} AS {}, {} AS {} WHERE {} LIMIT 1", *places).fetchone() is None
 
     def upsert(self, names: Sequence[str], chunks: Iterable[bytes]) -> None:
+        """Insert or replace rows. ``chunks`` is CSV with the columns ``names``: all columns of the rows."""
         staged = self._staged(names, chunks)
         listed, keyed = self._listed(names), self._listed(self._keys)
         self._run(
@@ -244,6 +225,7 @@ class _ChangedTable:
         )  # fmt: skip
 
     def update(self, names: Sequence[str], chunks: Iterable[bytes]) -> None:
+        """Set some columns of rows of the table."""
         staged = self._staged(names, chunks)
         self._run(
             "UPDATE {} AS {} SET {} FROM {} AS {} WHERE {} AND {}",

@@ -534,18 +534,17 @@ class JdbcSink(TransactionalSink[_Handle]):
         upserts, updates = (None, {}) if applied is None else sql_changes.by_columns(applied.upserts, names)
         if target.dialect == "postgresql":
             csv = partial(_csv, fields)
-            is_deleted = postgres_copy.apply_changes(
-                connection, target.table(names), names, self.keys, self.sequence_by,
-                truncate=csv(self.sequence_by, None if applied is None else applied.truncate),
-                deletes=csv(of_delete, None if applied is None else applied.deletes),
-                upserts=csv(names, upserts),
-                updates={columns: csv(columns, rows) for columns, rows in updates.items()},
-            )  # fmt: skip
-            if not is_deleted:
+            changed = postgres_copy.ChangedTable(connection, target.table(names), self.keys, self.sequence_by)
+            truncate, deletes = (None, None) if applied is None else (applied.truncate, applied.deletes)
+            is_truncated = changed.truncate(csv(self.sequence_by, truncate))
+            if not is_truncated or not changed.delete(csv(of_delete, deletes)):
                 raise PublishError(
                     "rows are still in the table after their deletion: a trigger of the table keeps them; nothing of the batch is in the table",
                     table=self.table,
                 ).advising("drop the trigger, then run again.")
+            changed.upsert(names, csv(names, upserts))
+            for columns, rows in updates.items():
+                changed.update(columns, csv(columns, rows))
         elif applied is not None:
             table = target.table(names)
             key_of = {column.name: column.key for column in table.columns}

@@ -92,12 +92,14 @@ def with_kept_values(rows: Any, replaced: Any, kinds: Any) -> Any:
     return rows
 
 
-def unknown_values_error(batch: SinkCommit, columns: Sequence[str]) -> PublishError:
-    """Return the error that refuses upserts that leave columns unchanged although there is no row with their key."""
+def refuse_unknown(columns: Sequence[str], batch: SinkCommit, changes: Changes) -> None:
+    """Refuse upserts that leave these columns unchanged although there is no row with their key, unless ``changes`` accept them."""
+    if not columns or not changes.refuses_unknown:
+        return
     summary = (
         "changes have no values for columns of rows that are not in the table; nothing of the batch is in the table"
     )
-    return PublishError(summary, sink=batch.sink, version=batch.version, columns=columns).advising(
+    raise PublishError(summary, sink=batch.sink, version=batch.version, columns=columns).advising(
         'set unknown_values="null" of changes, then run again: these columns are null until a later change sets them. To get the values, let the database log '
         "them (Postgres: ALTER TABLE ... REPLICA IDENTITY FULL), and take a snapshot of the table again."
     )
@@ -149,8 +151,7 @@ class _States:
             last.append(at)
             origins.append(origin)
         unknown = sorted({name for origin in origins for name, from_ in origin.items() if from_ is None})
-        if unknown and self._changes.refuses_unknown:
-            raise unknown_values_error(batch, unknown)
+        refuse_unknown(unknown, batch, self._changes)
         result = self._rows.take(pa.array(last, pa.int64()))
         for name in names:
             values = [None if origin[name] in (None, _IN_TABLE) else origin[name] for origin in origins]

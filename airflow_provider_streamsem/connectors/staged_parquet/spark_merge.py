@@ -165,11 +165,10 @@ def _merged(
         _HAS_ROW,
     ).localCheckpoint()
     if changes.refuses_unknown:
-        unknown = made.where(~F.col(_HAS_ROW)).select(F.explode(UNCHANGED)).distinct().collect()
-        if unknown:
-            from airflow_provider_streamsem.connectors.staged_parquet import partial_changes
+        from airflow_provider_streamsem.connectors.staged_parquet import partial_changes
 
-            raise partial_changes.unknown_values_error(batch, sorted(names[at] for (at,) in unknown))
+        unknown = made.where(~F.col(_HAS_ROW)).select(F.explode(UNCHANGED)).distinct().collect()
+        partial_changes.refuse_unknown(sorted(names[at] for (at,) in unknown), batch, changes)
     return made.drop(_HAS_ROW)
 
 
