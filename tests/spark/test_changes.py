@@ -5,15 +5,17 @@ from __future__ import annotations
 import importlib
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from airflow_provider_streamsem import Changes, DeltaSink, FilesSource, Limits, Pipeline, run_batch, verify
-from airflow_provider_streamsem.errors import DataError, InvalidError
+from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError
 from airflow_provider_streamsem.pipeline.maintenance.fork import fork
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.pipeline.spec.pipeline import from_json
@@ -108,6 +110,26 @@ def test_tombstones_survive_vacuum_expiry_and_fork(
     assert "sink table: the fork does not use all tombstones" in caplog.text
 
 
+def test_null_of_an_update_keeps_the_value_if_nulls_are_ignored(tmp_path: Path, spark: SparkSession) -> None:
+    shop = Shop(tmp_path, changes=replace(CHANGES, ignore_null_updates=True))
+    shop.arrive(("c", 1, 1, "a"), ("u", 2, 1, None), ("c", 1, 2, "b"), ("u", 1, 3, None))
+    shop.arrive(("u", 5, 2, None), ("u", 4, 2, "late"), ("d", 3, 1, None), ("u", 4, 1, None))
+    shop.run()
+    assert shop.rows() == [(1, None), (2, "late"), (3, None)]
+
+
+def test_columns_that_an_update_names_keep_their_values(tmp_path: Path, spark: SparkSession) -> None:
+    shop = Shop(tmp_path, changes=replace(CHANGES, unchanged_columns="kept"))
+    kept = F.expr("CASE WHEN v IS NULL THEN array('v', 'id', 'no column', 'op') END")
+    shop.arrive(("c", 1, 1, "a"), ("u", 2, 1, None), ("c", 1, 2, "b"))
+    shop.arrive(("u", 5, 2, None), ("d", 3, 1, None))
+    shop.run(transform=lambda frame: frame.withColumn("kept", kept))
+    assert shop.rows() == [(2, "b")]
+    shop.arrive(("u", 6, 3, None))
+    with pytest.raises(PublishError, match="no values for columns of rows that are not in the table"):
+        shop.run("unknown", transform=lambda frame: frame.withColumn("kept", kept))
+
+
 def test_spec_in_json_has_the_changes(shop: Shop) -> None:
     spec = shop.pipeline.to_json()
     assert spec["sinks"]["table"]["changes"]["sequence_by"] == ["seq"]
@@ -170,7 +192,7 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "change-data.md"
 def test_example_of_the_page_gives_the_table_that_the_page_names(
     tmp_path: Path, spark: SparkSession, files: int
 ) -> None:
-    (code,), (toml,) = blocks(PAGE, "python"), blocks(PAGE, "toml")
+    (code, _), (toml,) = blocks(PAGE, "python"), blocks(PAGE, "toml")
     names: dict[str, Any] = {}
     exec(code.partition("\nwith DAG")[0], names)
     customers, page = names["CUSTOMERS"], PAGE.read_text()
@@ -189,6 +211,14 @@ def test_example_of_the_page_gives_the_table_that_the_page_names(
     run_batch(pipeline, run_key="all", drain=True)
     assert DeltaTable(sink.path).to_pyarrow_table().to_pylist() == [{"id": 7, "seq": 3, "name": "Ann Lee"}]
     assert "`id` 7, `seq` 3, `name` Ann Lee" in page
+
+
+def test_example_of_debezium_in_the_page_has_the_stated_guarantee() -> None:
+    names: dict[str, Any] = {}
+    exec(blocks(PAGE, "python")[1], names)
+    invoices = names["INVOICES"]
+    assert from_json(invoices.to_json()) == invoices
+    assert invoices.to_json()["guarantee"]["conditions"] == "tombstones 168 h"
 
 
 def rows_of(page: str, head: str) -> list[list[Any]]:

@@ -51,7 +51,8 @@ EVENT = pa.schema(
 """The columns of the event. ``docs/connectors/kafka-source.md`` describes them."""
 _OPERATIONS = ("c", "r", "u", "d", "t")
 _NO_EVENT = "no change event of Debezium"
-_FILE = re.compile(r"[^.]*\.([0-9]{1,8})")
+_FILE = re.compile(r".*\.([0-9]{1,8})")
+_POSITIONS = re.compile(r'\[(?:null|"([0-9]{1,19})"), ?"([0-9]{1,19})"\]')
 _SCHEMA, _PAYLOAD = '{"schema":', ',"payload":'
 _MOST_SCHEMAS = 32
 
@@ -255,11 +256,8 @@ def _sequence(source: Mapping[str, Any]) -> Decimal | None:
     """
     connector = source.get("connector")
     if connector == "postgresql":
-        try:
-            committed, at = (None if part is None else int(part) for part in json.loads(source["sequence"]))
-        except (KeyError, TypeError, ValueError):
-            return None
-        return _joined((committed if committed is not None else at, 19), (at, 19))
+        positions = _POSITIONS.fullmatch(str(source.get("sequence")))
+        return None if positions is None else _joined((int(positions[1] or positions[2]), 19), (int(positions[2]), 19))
     if connector in ("mysql", "mariadb"):
         file = _FILE.fullmatch(str(source.get("file")))
         position, row = _integer(source.get("pos")), _integer(source.get("row"))
