@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -25,6 +25,14 @@ _STAGED: dict[str, Any] = {
 }
 _WEEK_S = 604_800
 _UNKNOWN = ("fail", "null")
+
+
+def with_marks(schema: str, columns: Collection[str]) -> str:
+    """Return schema JSON in Spark's form with those columns added that only staged rows have. ``columns``: those of the staged files."""
+    parsed = json.loads(schema)
+    kinds = {name: kind for name, kind in _STAGED.items() if name == CHANGE or name in columns}
+    added = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in kinds.items()]
+    return json.dumps({**parsed, "fields": [*parsed["fields"], *added]})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,6 +90,8 @@ class Changes:
                 object.__setattr__(self, name, arguments.text_list(f"changes.{name}", getattr(self, name)))
         if self.column_list is not None and self.except_column_list is not None:
             raise InvalidError("changes must not have both column_list and except_column_list")
+        if self.ignore_null_updates and self.unchanged_columns is not None:
+            raise InvalidError("changes must not have both ignore_null_updates and unchanged_columns")
         shared = sorted({*self.keys} & {*self.sequence_by})
         if shared:
             raise InvalidError("changes.keys and changes.sequence_by must name different columns", shared=shared)
@@ -123,13 +133,6 @@ class Changes:
     def refuses_unknown(self) -> bool:
         """Whether a batch is not published in which an upsert leaves values of a row unchanged that neither the table nor the batch has."""
         return self.unknown_values == "fail" and not self.ignore_null_updates
-
-    def staged(self, schema: str) -> str:
-        """Return schema JSON in Spark's form with the columns that only the staged rows have."""
-        parsed = json.loads(schema)
-        kinds = {name: kind for name, kind in _STAGED.items() if name == CHANGE or self.is_partial}
-        added = [{"name": name, "type": kind, "nullable": True, "metadata": {}} for name, kind in kinds.items()]
-        return json.dumps({**parsed, "fields": [*parsed["fields"], *added]})
 
     def keeps(self, column: str) -> bool:
         """Return whether the table gets a column."""

@@ -174,7 +174,7 @@ def test_changes_merged_by_spark_give_the_newest_state_of_each_key_in_any_order_
 
 
 @pytest.mark.parametrize("make", [Delta, Iceberg])
-def test_update_merged_by_spark_of_an_unknown_row_that_leaves_a_column_unchanged_is_not_published(
+def test_update_merged_by_spark_of_an_unknown_row_is_published_only_if_its_null_is_accepted(
     spark: SparkSession, tmp_path: Path, make: Any
 ) -> None:
     changes = replace(PARTIAL, unknown_values="fail")
@@ -184,6 +184,9 @@ def test_update_merged_by_spark_of_an_unknown_row_that_leaves_a_column_unchanged
         table.apply([(2, 3, 0, KEEP), (1, 3, 0, KEEP)])
     assert raised.value.fields["columns"] == ["v"]
     assert table.rows() == {1: (1, 0, "a")}
+    table.changes = replace(CHANGES, unknown_values="null")
+    table.publish(table.batches[-1])
+    assert table.rows() == {1: (3, 0, "a"), 2: (3, 0, None)}
     apply_without_effect(make(tmp_path / "none", engine="spark", spark=SparkEngine().publishing_session))
 
 

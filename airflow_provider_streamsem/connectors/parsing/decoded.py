@@ -37,7 +37,10 @@ from airflow_provider_streamsem.extras import install_command
 logger = telemetry.log_of(__name__)
 
 _DECODED = "__streamsem_decoded_"
-_EVENT_OPTIONS = {"ignoreNullFields": "false", "timeZone": "UTC", "timestampFormat": "yyyy-MM-dd'T'HH:mm:ss.SSSSSSXXX"}
+_MICROS = "yyyy-MM-dd'T'HH:mm:ss.SSSSSS"
+_EVENT_OPTIONS = {
+    "ignoreNullFields": "false", "timeZone": "UTC", "timestampFormat": f"{_MICROS}XXX", "timestampNTZFormat": _MICROS
+}  # fmt: skip
 """With them, ``to_json`` keeps nulls and microseconds, and writes times in UTC."""
 
 

@@ -6,11 +6,19 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
-from airflow_provider_streamsem.connectors.changes import CHANGE, DELETE, TRUNCATE, UNCHANGED, UPSERT, Changes
+from airflow_provider_streamsem.connectors.changes import (
+    CHANGE,
+    DELETE,
+    TRUNCATE,
+    UNCHANGED,
+    UPSERT,
+    Changes,
+    with_marks,
+)
 from airflow_provider_streamsem.connectors.columns.identifiers import quoted
 from airflow_provider_streamsem.connectors.data_files.read import read_files
 from airflow_provider_streamsem.connectors.sink import SinkCommit
-from airflow_provider_streamsem.connectors.staged_parquet.sink import StagedSink
+from airflow_provider_streamsem.connectors.staged_parquet.sink import StagedSink, parquet_files
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -53,11 +61,17 @@ def staged_rows(session: SparkSession, sink: StagedSink, batch: SinkCommit) -> D
     from pyspark.sql import functions as F
 
     assert not batch.replaced_files  # a sink that merges rows can remove none (`can_remove_rows`)
+    schema = batch.staged_schema
+    if (
+        sink.changes is not None
+    ):  # the arguments may have changed since the rows were staged, so the files say whether upserts leave columns unchanged
+        first = next(parquet_files(sink.location, batch.committable, is_committed=True), None)
+        schema = with_marks(schema, [] if first is None else first.schema_arrow.names)
     return read_files(
         session,
         sink.urls(batch.committable.files),
         format=batch.committable.format,
-        schema=batch.staged_schema if sink.changes is None else sink.changes.staged(batch.staged_schema),
+        schema=schema,
         metadata=[F.struct("_metadata.file_name", "_metadata.row_index").alias(_AT)],
     )
 
@@ -81,10 +95,11 @@ def _applied(session: SparkSession, rows: DataFrame, table: str, batch: SinkComm
 
     from airflow_provider_streamsem.connectors.staged_parquet.changed_rows import tombstones
 
-    if not changes.is_partial:
+    is_partial = UNCHANGED in rows.columns
+    if not is_partial:
         rows = last_of_each(rows, changes.keys)
     if not batch.tombstones:  # no delete, and no truncate
-        return _merged(session, rows, table, batch, changes, None) if changes.is_partial else rows
+        return _merged(session, rows, table, batch, changes, None) if is_partial else rows
     columns = rows.select(*(quoted(name) for name in changes.required)).schema
     # The publisher reads the tombstones, because the executors may not reach the log.
     stored = session.createDataFrame(pyarrow.concat_tables(tombstones(batch), promote_options="permissive")).to(columns)
@@ -98,7 +113,7 @@ def _applied(session: SparkSession, rows: DataFrame, table: str, batch: SinkComm
     keyed = rows.where(F.col(CHANGE) != TRUNCATE).join(deletes, list(changes.keys), "left").where(applies)
     keyed = keyed.select(*map(quoted, rows.columns))
     is_truncating = not own.isEmpty()
-    if changes.is_partial:
+    if is_partial:
         keyed = _merged(session, keyed, table, batch, changes, own.agg(newest) if is_truncating else None)
     if not is_truncating:
         return keyed

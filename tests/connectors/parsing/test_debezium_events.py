@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
+import uuid
 from datetime import date, datetime, timedelta, timezone
 from decimal import Decimal
 from typing import Any
@@ -329,6 +331,16 @@ PLACEHOLDERS: dict[str, Any] = {
     "tags": [PLACEHOLDER],
     "prices": [*PLACEHOLDER.encode()],
 }
+IN_LISTS = [
+    [base64.b64encode(PLACEHOLDER.encode()).decode()],
+    [str(uuid.UUID(bytes=hashlib.md5(PLACEHOLDER.encode()).digest(), version=3))],
+]
+
+
+@pytest.mark.parametrize("value", IN_LISTS, ids=["bytea[]", "uuid[]"])
+def test_placeholder_in_an_array_is_recognized(value: list[str]) -> None:
+    assert "tags" in parsed(event("u", after={"id": 1, "tags": value}))["debezium_unchanged"]
+    assert "did not log the values" in str(why_bad(event("c", after={"id": 1, "tags": value})))
 
 
 @pytest.mark.parametrize("schema", [None, SCHEMA], ids=["without a schema", "with a schema"])
@@ -357,6 +369,8 @@ def test_new_row_with_a_value_that_the_database_did_not_log_is_bad() -> None:
         ("{", "no JSON object"),
         ("[]", "no JSON object"),
         (b"\xff", "not UTF-8"),
+        ("{}", "no change event of Debezium: it has no source, or op is none of c, r, u, d, t"),
+        ('{"schema": null}', "no change event of Debezium: it has no source, or op is none of c, r, u, d, t"),
         ('{"id": 1}', "no change event of Debezium: it has no source, or op is none of c, r, u, d, t"),
         (event("m"), "no change event of Debezium: it has no source, or op is none of c, r, u, d, t"),
         (event("c"), "an event with op c has no after"),
@@ -370,6 +384,11 @@ def test_new_row_with_a_value_that_the_database_did_not_log_is_bad() -> None:
 )
 def test_text_that_is_no_event_is_bad(text: str | bytes, why: str) -> None:
     assert why_bad(text) == why
+
+
+def test_time_of_an_event_beyond_the_range_of_the_type_is_null() -> None:
+    for source in ({"ts_us": 99999999999999999999}, {"ts_ms": 9223372036854775807}):
+        assert parsed(event(after={"id": 1}, source=source))["debezium_timestamp"] is None
 
 
 def test_text_after_a_known_schema_is_parsed_like_that_after_a_new_one() -> None:

@@ -21,6 +21,7 @@ from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
 from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError
 from airflow_provider_streamsem.state.layers import tombstones_of
 from tests.connectors.staged_parquet.changed_table import (
+    CHANGES,
     EVENTS,
     KEEP,
     KINDS,
@@ -65,10 +66,12 @@ def test_update_that_leaves_a_column_unchanged_keeps_the_newest_value_in_any_ord
             assert table.rows() == newest(in_arrival_order(applied[: at + 1]))
 
 
+@pytest.mark.parametrize("arguments", [PARTIAL, replace(CHANGES, unknown_values="null")], ids=["same", "others"])
 @pytest.mark.parametrize("make", [Delta, Iceberg, Sqlite])
-def test_update_of_an_unknown_row_that_leaves_a_column_unchanged_is_not_published(
-    make: Callable[..., Table], tmp_path: Path
+def test_update_of_an_unknown_row_that_leaves_a_column_unchanged_is_published_only_if_its_null_is_accepted(
+    make: Callable[..., Table], tmp_path: Path, arguments: Changes
 ) -> None:
+    """Staged rows keep their meaning, though the arguments change before they are published."""
     table = make(tmp_path, changes=replace(PARTIAL, unknown_values="fail"))
     table.apply([(1, 1, 0, "a"), (2, 1, 0, "b")])
     table.apply([(1, 2, 0, KEEP), (2, 2, 0, None), (3, 2, 0, "c"), (3, 3, 0, KEEP)])
@@ -77,7 +80,7 @@ def test_update_of_an_unknown_row_that_leaves_a_column_unchanged_is_not_publishe
         table.apply([(2, 3, 0, KEEP), (1, 3, 0, KEEP)])
     assert raised.value.fields["columns"] == ["v"]
     assert table.rows() == {1: (2, 0, "a"), 3: (3, 0, "c")}
-    table.changes = PARTIAL
+    table.changes = arguments
     table.publish(table.batches[-1])
     assert table.rows() == {1: (3, 0, "a"), 2: (3, 0, None), 3: (3, 0, "c")}
 

@@ -8,11 +8,13 @@ An event is a JSON text: the envelope with ``before``, ``after``, ``source`` and
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal
 from typing import Any
+from uuid import UUID
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -55,6 +57,7 @@ _FILE = re.compile(r".*\.([0-9]{1,8})")
 _POSITIONS = re.compile(r'\[(?:null|"([0-9]{1,19})"), ?"([0-9]{1,19})"\]')
 _SCHEMA, _PAYLOAD = '{"schema":', ',"payload":'
 _MOST_SCHEMAS = 32
+_ENDLESS = 1 << 62
 
 
 class DebeziumEvents:
@@ -185,7 +188,7 @@ class _Schemas:
                 except BadRecordError:
                     break
         event = objects.parsed(text)
-        if not event.keys() <= {"schema", "payload"}:
+        if "payload" not in event or not event.keys() <= {"schema", "payload"}:
             return event, self._without
         schema, payload = event.get("schema"), event.get("payload")
         if payload is None:
@@ -227,8 +230,12 @@ class _Unavailable:
 
     def __init__(self, placeholder: str) -> None:
         data = placeholder.encode()
-        self._texts = (placeholder, base64.b64encode(data).decode())
-        self._others = ([placeholder], [str(byte).encode() for byte in data], {placeholder: placeholder})
+        encoded = base64.b64encode(data).decode()
+        uuid = str(UUID(bytes=hashlib.md5(data, usedforsecurity=False).digest(), version=3))
+        signed = [byte - 256 if byte > 127 else byte for byte in data]  # a byte of Java
+        self._texts = (placeholder, encoded, f'{{"{placeholder}":"{placeholder}"}}')  # text, bytea, hstore
+        lists = ([placeholder], [encoded], [uuid], *([str(byte).encode() for byte in of] for of in (data, signed)))
+        self._others = (*lists, {placeholder: placeholder})
 
     def is_in(self, value: Any) -> bool:
         if isinstance(value, str):
@@ -243,7 +250,7 @@ def _facts(source: Mapping[str, Any], transaction: Any) -> list[Any]:
     of_source = next((source[name] for name in ("txId", "gtid") if source.get(name) is not None), own)
     texts = (source.get("snapshot"), of_source, *(source.get(name) for name in ("db", "schema", "table")))
     at = micros if micros is not None or millis is None else millis * 1000
-    return [_sequence(source), at, *map(_text, texts)]
+    return [_sequence(source), None if at is None or abs(at) >= _ENDLESS else at, *map(_text, texts)]
 
 
 def _sequence(source: Mapping[str, Any]) -> Decimal | None:
