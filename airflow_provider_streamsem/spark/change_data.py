@@ -10,6 +10,7 @@ from pyspark.sql import functions as F
 
 from airflow_provider_streamsem.connectors.changes import CHANGE, DELETE, TRUNCATE, UNCHANGED, UPSERT, Changes
 from airflow_provider_streamsem.connectors.columns.identifiers import quoted
+from airflow_provider_streamsem.connectors.data_files.write import UNKNOWN_COLUMN_MESSAGE, refusal
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.spark import causes
 
@@ -65,7 +66,10 @@ def _unchanged(sink: str, rows: DataFrame, changes: Changes, kept: Sequence[str]
             raise DataError(summary, sink=sink, column=changes.unchanged_columns, type=kind.simpleString()).advising(
                 "return an array of names of columns from the transform, then run again."
             )
-        found = F.coalesce(F.array_intersect(names, F.col(quoted(changes.unchanged_columns))), found)
+        given = F.col(quoted(changes.unchanged_columns))
+        lacking = F.size(F.array_except(given, F.array(*map(F.lit, rows.columns)).cast("array<string>")))
+        refused = refusal(UNKNOWN_COLUMN_MESSAGE, changes.unchanged_columns, kind)
+        found = F.when(lacking > 0, refused).otherwise(F.coalesce(F.array_intersect(names, given), found))
     if changes.ignore_null_updates:
         nulls = [F.when(F.col(quoted(name)).isNull(), F.lit(name)) for name in own]
         found = F.array_union(found, F.array_compact(F.array(*nulls).cast("array<string>")))

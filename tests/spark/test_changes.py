@@ -120,7 +120,7 @@ def test_null_of_an_update_keeps_the_value_if_nulls_are_ignored(tmp_path: Path, 
 
 def test_columns_that_an_update_names_keep_their_values(tmp_path: Path, spark: SparkSession) -> None:
     shop = Shop(tmp_path, changes=replace(CHANGES, unchanged_columns="kept"))
-    kept = F.expr("CASE WHEN v IS NULL THEN array('v', 'id', 'no column', 'op') END")
+    kept = F.expr("CASE WHEN v IS NULL THEN array('v', 'id', 'op') END")
     shop.arrive(("c", 1, 1, "a"), ("u", 2, 1, None), ("c", 1, 2, "b"))
     shop.arrive(("u", 5, 2, None), ("d", 3, 1, None))
     shop.run(transform=lambda frame: frame.withColumn("kept", kept))
@@ -128,6 +128,14 @@ def test_columns_that_an_update_names_keep_their_values(tmp_path: Path, spark: S
     shop.arrive(("u", 6, 3, None))
     with pytest.raises(PublishError, match="no values for columns of rows that are not in the table"):
         shop.run("unknown", transform=lambda frame: frame.withColumn("kept", kept))
+
+
+def test_update_that_names_a_column_that_the_transform_renames_is_refused(tmp_path: Path, spark: SparkSession) -> None:
+    shop = Shop(tmp_path, changes=replace(CHANGES, unchanged_columns="kept"))
+    kept = F.expr("CASE WHEN v IS NULL THEN array('v') END")
+    shop.arrive(("c", 1, 1, "a"), ("u", 2, 1, None))
+    with pytest.raises(DataError, match=r"names an unchanged column that the rows lack.*column='kept'"):
+        shop.run(transform=lambda frame: frame.withColumn("kept", kept).withColumnRenamed("v", "w"))
 
 
 def test_spec_in_json_has_the_changes(shop: Shop) -> None:

@@ -45,7 +45,9 @@ _DUPLICATE_KEY_MESSAGE = "streamsem: a map with a key twice in column "
 _BAD_TEXT_MESSAGE = "streamsem: text that is not UTF-8 in column "
 _LOST_DAY_MESSAGE = "streamsem: a day that ORC lacks in column "
 _VIOLATION_MESSAGE = "streamsem: a row that violates the constraint "
+UNKNOWN_COLUMN_MESSAGE = "streamsem: a column that the rows lack is named in column "
 _REFUSAL_SUMMARIES = {
+    UNKNOWN_COLUMN_MESSAGE: "an upsert names an unchanged column that the rows lack, because the transform has renamed or removed it; nothing became visible",
     _LOST_DAY_MESSAGE: "a date is between 1582-10-05 and 1582-10-14, which ORC cannot store; nothing became visible",
     _NULL_TEXT_MESSAGE: "a string is \\N, which represents null in CSV files, so readers would return null; nothing became visible",
     _DUPLICATE_KEY_MESSAGE: "a map has a duplicate key, and this sink would keep only one of its values; nothing became visible",
@@ -175,7 +177,7 @@ def refusing_violations(frame: DataFrame, constraints: Mapping[str, str]) -> Dat
     value = quoted(first.name)
     for name, expression in constraints.items():
         holds = F.coalesce(F.expr(expression), F.lit(False))
-        value = F.when(holds, value).otherwise(_refusal(_VIOLATION_MESSAGE, name, first.dataType))
+        value = F.when(holds, value).otherwise(refusal(_VIOLATION_MESSAGE, name, first.dataType))
     return frame.withColumn(first.name, value)
 
 
@@ -194,11 +196,12 @@ def _checked(
     if not holds(field.dataType, sought):
         return value
     return F.when(
-        anywhere(quoted(field.name), field.dataType, sought, is_bad), _refusal(message, field.name, field.dataType)
+        anywhere(quoted(field.name), field.dataType, sought, is_bad), refusal(message, field.name, field.dataType)
     ).otherwise(value)
 
 
-def _refusal(message: str, name: str, kind: DataType) -> Column:
+def refusal(message: str, name: str, kind: DataType) -> Column:
+    """Return a column whose evaluation fails the write with the summary of a message of this module."""
     return F.raise_error(F.lit(f"{message}{json.dumps(name)}")).cast(kind)
 
 
