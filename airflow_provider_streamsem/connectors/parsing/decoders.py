@@ -126,18 +126,18 @@ class Debezium:
     The columns are those of the row, and then ``debezium_op string`` (``c``, ``r``, ``u``, ``d`` or ``t``), ``debezium_sequence decimal(38,0)``,
     ``debezium_timestamp timestamp``, ``debezium_snapshot``, ``debezium_transaction``, ``debezium_database``, ``debezium_schema``, ``debezium_table string`` and
     ``debezium_unchanged array<string>``. The row is ``after``, and ``before`` for a delete. ``debezium_sequence`` is greater for a later change of a row, and
-    null for other connectors than those of Postgres, MariaDB and MySQL. ``debezium_unchanged`` has the columns whose values an update does not have: they are
-    null here, and keep their values in the table. A message that is no event is bad.
+    null for other connectors than those of Postgres, MariaDB and MySQL. ``debezium_unchanged`` lists the columns that an update did not send, which are null
+    in the DataFrame: ``Changes(unchanged_columns="debezium_unchanged")`` keeps their values in the table. A message that is not an event is quarantined.
 
-    :param schema: columns of the row as Spark DDL, such as ``"id long, balance decimal(10,2), at timestamp"``. Other fields of the row are ignored. Times
-        without a time zone fit into ``timestamp_ntz``, and into ``timestamp`` as UTC
+    :param schema: columns of the row as Spark DDL, such as ``"id long, balance decimal(10,2), at timestamp"``. Other fields of the row are ignored. A time
+        without a time zone can be read as ``timestamp_ntz``, or as ``timestamp`` in UTC
     :param registry: URL of a schema registry, without credentials. With it, the messages are Avro; without it, JSON
     :param registry_conn_id: in place of ``registry``, an Airflow connection of type ``http`` with the URL, login and password of the schema registry
     :param subject: the subject in the registry. Default for Kafka: ``<topic>-value``. Other sources have no default
     :param decimal_handling_mode: the setting ``decimal.handling.mode`` of the connector: ``precise``, ``string`` or ``double``. Used for JSON without schemas.
-        With ``precise``, a decimal without a schema is bad, because it has no scale
-    :param time_precision_mode: the setting ``time.precision.mode`` of the connector. Used for JSON without schemas. With ``adaptive``, a time without a schema
-        is bad, because it has no unit
+        With ``precise``, a decimal without a schema is quarantined, because its scale is unknown
+    :param time_precision_mode: the setting ``time.precision.mode`` of the connector. Used for JSON without schemas. With ``adaptive``
+        and ``adaptive_time_microseconds``, a numeric timestamp without a schema is quarantined, because its unit is unknown
     :param unavailable_value: the setting ``unavailable.value.placeholder`` of the connector
     :raises InvalidError: an argument is not valid
     """
