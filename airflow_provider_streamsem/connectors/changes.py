@@ -126,7 +126,7 @@ class Changes:
 
     @property
     def is_partial(self) -> bool:
-        """Whether an upsert may leave values of the table's row as they are."""
+        """Whether an upsert may leave columns unchanged."""
         return self.ignore_null_updates or self.unchanged_columns is not None
 
     @property

@@ -125,7 +125,7 @@ def existing(
 ) -> Iterator[Any]:
     """
     Yield the rows of the table with the keys of ``rows``, a pyarrow table, as pyarrow tables with the columns of the key and of the sequence. The transaction
-    locks them, so that they stay as they are until it ends.
+    locks these rows until it ends.
 
     :param fields: fields of Spark's schema of these columns
     """

@@ -62,9 +62,8 @@ def staged_rows(session: SparkSession, sink: StagedSink, batch: SinkCommit) -> D
 
     assert not batch.replaced_files  # a sink that merges rows can remove none (`can_remove_rows`)
     schema = batch.staged_schema
-    if (
-        sink.changes is not None
-    ):  # the arguments may have changed since the rows were staged, so the files say whether upserts leave columns unchanged
+    if sink.changes is not None:
+        # The arguments may have changed since the rows were staged, so the files say whether upserts leave columns unchanged.
         first = next(parquet_files(sink.location, batch.committable, is_committed=True), None)
         schema = with_marks(schema, [] if first is None else first.schema_arrow.names)
     return read_files(
@@ -162,8 +161,7 @@ def _merged(
     is_set = (F.col(CHANGE) == UPSERT) & F.coalesce(F.col(_AT) > F.col(_DELETED), F.lit(True))
     values = [
         F.max_by(
-            F.when(is_set & ~_names(F.col(UNCHANGED), name), F.struct(F.col(quoted(name)).alias("value"))),
-            F.when(is_set & ~_names(F.col(UNCHANGED), name), F.col(_AT)),
+            F.struct(F.col(quoted(name)).alias("value")), F.when(is_set & ~_names(F.col(UNCHANGED), name), F.col(_AT))
         ).alias(f"{_VALUE}{at}")
         for at, name in enumerate(names)
     ]

@@ -14,7 +14,14 @@ from typing import Any, TypeAlias
 import pyarrow as pa
 import pyarrow.types as is_
 
-from airflow_provider_streamsem.connectors.parsing.exact.json_records import NON_NUMERIC, Unfit, value_reader
+from airflow_provider_streamsem.connectors.parsing.exact.json_records import (
+    NON_NUMERIC,
+    Unfit,
+    list_reader,
+    map_reader,
+    struct_reader,
+    value_reader,
+)
 from airflow_provider_streamsem.connectors.parsing.exact.values import Settings, converter, days
 
 ConnectSchema: TypeAlias = Mapping[str, Any]
@@ -67,13 +74,12 @@ class UnknownEncodingError(Unfit):
 def event_value_reader(kind: pa.DataType, schema: ConnectSchema | None, modes: Modes) -> Callable[[Any], Any]:
     """Return a function from a parsed value, which is not null, to the value of a type. The function raises :class:`Unfit`."""
     if is_.is_struct(kind):
-        return _struct(kind, schema, modes)
+        inner = field_schemas(schema)
+        return struct_reader([(f.name, event_value_reader(f.type, inner.get(f.name), modes), f.nullable) for f in kind])
     if is_.is_list(kind):
-        item = event_value_reader(kind.value_type, _part(schema, "items"), modes)
-        return lambda value: [None if v is None else item(v) for v in _of_type(value, list)]
+        return list_reader(event_value_reader(kind.value_type, _part(schema, "items"), modes))
     if is_.is_map(kind):
-        inner = event_value_reader(kind.item_type, _part(schema, "values"), modes)
-        return lambda value: [(k, None if v is None else inner(v)) for k, v in _of_type(value, dict).items()]
+        return map_reader(event_value_reader(kind.item_type, _part(schema, "values"), modes))
     if is_.is_date(kind):
         return _date(schema)
     if is_.is_timestamp(kind):
@@ -140,23 +146,6 @@ def field_schemas(schema: ConnectSchema | None) -> dict[str, ConnectSchema]:
 
 def _part(schema: ConnectSchema | None, name: str) -> ConnectSchema | None:
     return None if schema is None else schema.get(name)
-
-
-def _struct(kind: pa.DataType, schema: ConnectSchema | None, modes: Modes) -> Callable[[Any], Any]:
-    inner = field_schemas(schema)
-    fields = [(f.name, event_value_reader(f.type, inner.get(f.name), modes), f.nullable) for f in kind]
-
-    def struct(value: Any) -> dict[str, Any]:
-        found = _of_type(value, dict)
-        values = {}
-        for name, reader, is_nullable in fields:
-            given = found.get(name)
-            if given is None and not is_nullable:
-                raise Unfit
-            values[name] = None if given is None else reader(given)
-        return values
-
-    return struct
 
 
 def _date(schema: ConnectSchema | None) -> Callable[[Any], int]:
@@ -277,11 +266,5 @@ def _integer_of(value: Any) -> int | None:
 
 def _within(value: int | None, least: int, most: int) -> int:
     if value is None or not least <= value <= most:
-        raise Unfit
-    return value
-
-
-def _of_type(value: Any, kind: type[Any]) -> Any:
-    if not isinstance(value, kind):
         raise Unfit
     return value

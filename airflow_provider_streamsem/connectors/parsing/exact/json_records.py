@@ -213,12 +213,11 @@ def _accepted(kind: pa.DataType, settings: Settings) -> frozenset[type]:
 def value_reader(kind: pa.DataType, settings: Settings, lenient: frozenset[str]) -> Callable[[Any], Any]:
     """Return a function from a parsed value, which is not null, to the value of a type. The function raises ``Unfit``."""
     if is_.is_struct(kind):
-        return _struct(kind, settings, lenient)
+        return struct_reader([(f.name, value_reader(f.type, settings, lenient), f.nullable) for f in kind])
     if is_.is_list(kind):
-        element = _nullable(value_reader(kind.value_type, settings, lenient))
-        return lambda value: [element(item) for item in _of_type(value, list)]
+        return list_reader(value_reader(kind.value_type, settings, lenient))
     if is_.is_map(kind):
-        return _map(_nullable(value_reader(kind.item_type, settings, lenient)))
+        return map_reader(value_reader(kind.item_type, settings, lenient))
     if is_.is_string(kind):
         return _text
     if is_.is_boolean(kind):
@@ -233,8 +232,8 @@ def value_reader(kind: pa.DataType, settings: Settings, lenient: frozenset[str])
     return scalar
 
 
-def _struct(kind: pa.DataType, settings: Settings, lenient: frozenset[str]) -> Callable[[Any], Any]:
-    fields = [(field.name, value_reader(field.type, settings, lenient), field.nullable) for field in kind]
+def struct_reader(fields: Sequence[tuple[str, Callable[[Any], Any], bool]]) -> Callable[[Any], Any]:
+    """Return a function as :func:`value_reader` does. Each field has a name, the function of its values, and whether it may be null."""
 
     def struct(value: Any) -> dict[str, Any]:
         found = _of_type(value, dict)
@@ -249,12 +248,19 @@ def _struct(kind: pa.DataType, settings: Settings, lenient: frozenset[str]) -> C
     return struct
 
 
-def _map(value_of: Callable[[Any], Any]) -> Callable[[Any], Any]:
+def list_reader(value_of: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a function as :func:`value_reader` does, from that of the elements, which may be null."""
+    return lambda value: [None if item is None else value_of(item) for item in _of_type(value, list)]
+
+
+def map_reader(value_of: Callable[[Any], Any]) -> Callable[[Any], Any]:
+    """Return a function as :func:`value_reader` does, from that of the values, which may be null. A map with a key twice is refused."""
+
     def pairs(value: Any) -> list[tuple[str, Any]]:
         found = _of_type(value, dict)
         if isinstance(found, _Repeated):
             raise Unfit
-        return [(name, value_of(inner)) for name, inner in found.items()]
+        return [(name, None if inner is None else value_of(inner)) for name, inner in found.items()]
 
     return pairs
 
@@ -268,10 +274,6 @@ def _float(convert: Callable[[str], Any]) -> Callable[[Any], Any]:
         return _fitting(convert(text) if isinstance(value, _Number) else None)
 
     return number
-
-
-def _nullable(value_of: Callable[[Any], Any]) -> Callable[[Any], Any]:
-    return lambda value: None if value is None else value_of(value)
 
 
 def _of_type(value: Any, kind: type[Any]) -> Any:
