@@ -1,5 +1,6 @@
 """
-Tombstones: the keys of all deletes that a sink with ``changes`` has received, each with the sequence of its newest delete. A truncate has no key.
+Tombstones: the keys of all deletes that a sink with ``changes`` has received, each with the sequence of its newest delete. A truncate has no key. A sink that
+keeps the history of rows has the sequences of all deletes, because each ends a version.
 
 A batch stores the tombstones of its deletes as a layer (:mod:`airflow_provider_streamsem.state.layers`), in Parquet files with the columns of ``keys`` and
 ``sequence_by``. Its outcome names the layers. So a retry, a zombie or a crash neither loses nor adds a tombstone. Only engines import this module, because it
@@ -73,7 +74,8 @@ def state_after(
         if deleted is not None:
             files = _Files(log, version, attempt_id)
             kept, older = split(layers, deleted.num_rows)
-            written = files.write(name, _newest([*files.read(older), deleted], changes))
+            compacted = _distinct if changes.keeps_history else _newest
+            written = files.write(name, compacted([*files.read(older), deleted], changes))
             layers = with_written(kept, older, written, now_ms)
         after[name] = replace(current, layers=tuple(layers))
     return with_tombstones(state, after) if after or before else state
@@ -89,10 +91,22 @@ def _deleted(location: str, staged: Committable, changes: Changes) -> Any:
     return deleted if deleted is not None and deleted.num_rows else None
 
 
-def _newest(parts: Sequence[Any], changes: Changes) -> Any:
-    """Return the row with the greatest sequence of each key. An older layer may have narrower types."""
+def _together(parts: Sequence[Any]) -> Any:
+    """An older layer may have narrower types."""
     schema = pa.schema([field.with_nullable(True) for field in parts[-1].schema.remove_metadata()])
-    rows = pa.concat_tables([part.cast(schema) for part in parts])
+    return pa.concat_tables([part.cast(schema) for part in parts])
+
+
+def _distinct(parts: Sequence[Any], changes: Changes) -> Any:
+    """Return each row once."""
+    rows = _together(parts)
+    names = [f"c{number}" for number in range(rows.num_columns)]  # a user's column may have any name
+    return rows.rename_columns(names).group_by(names).aggregate([]).rename_columns(rows.schema.names)
+
+
+def _newest(parts: Sequence[Any], changes: Changes) -> Any:
+    """Return the row with the greatest sequence of each key."""
+    rows = _together(parts)
     keys = [f"k{number}" for number in range(len(changes.keys))]
     sequence = [f"s{number}" for number in range(len(changes.sequence_by))]
     named = rows.rename_columns([*keys, *sequence])  # a user's column may have any name

@@ -19,12 +19,16 @@ UNCHANGED = "__streamsem_unchanged"
 The column of the staged rows of :attr:`Changes.is_partial` with the names of the columns whose values an upsert does not change; null if it sets all of them.
 It is not a column of the table.
 """
+START, END = "__START_AT", "__END_AT"
+"""The columns of a table with history (SCD type 2): the sequences at which a version of a row begins (inclusive) and ends (exclusive)."""
 _STAGED: dict[str, Any] = {
     CHANGE: "string",
     UNCHANGED: {"type": "array", "elementType": "string", "containsNull": True},
 }
 _WEEK_S = 604_800
 _UNKNOWN = ("fail", "null")
+_COLUMN_LISTS = ("column_list", "except_column_list")
+_TRACK_LISTS = ("track_history_column_list", "track_history_except_column_list")
 
 
 def with_marks(schema: str, columns: Collection[str]) -> str:
@@ -38,11 +42,14 @@ def with_marks(schema: str, columns: Collection[str]) -> str:
 @dataclass(frozen=True, kw_only=True)
 class Changes:
     """
-    Applies change data to a table: each row of a batch is an upsert, a delete or a truncate (SCD type 1). *Older* and *newer* compare sequences.
+    Applies change data to a table: each row of a batch is an upsert, a delete or a truncate. *Older* and *newer* compare sequences.
 
     Of the changes of a row, the one with the greatest sequence is applied, in any order of arrival. The table has the columns of ``keys`` and ``sequence_by``,
     because later changes are compared with them. For each delete and each truncate, the log keeps a *tombstone*: the key and the sequence. An older change
     that arrives later does not insert the row again.
+
+    With ``stored_as_scd_type=2``, the table has a row for each version of a row of the source, and two more columns: ``__START_AT`` is the sequence at which
+    the version begins, and ``__END_AT`` the sequence at which it ends (exclusive); null if it is the current version.
 
     :param keys: columns that identify a row. Their values must not be null
     :param sequence_by: a column, or a list of columns, that order the changes of a row, ascending: integers, decimals, dates or timestamps. DeltaSink and
@@ -50,7 +57,8 @@ class Changes:
         changes with equal keys and sequence, that of the later batch is applied, and within a batch the last one in the order of the source. A batch in which
         such changes differ is refused if their order is unknown
     :param apply_as_deletes: SQL predicate on the columns that the transform returns. If it is true, the change deletes the table's row with the same keys
-    :param apply_as_truncates: SQL predicate. If it is true, the change deletes every older row of the table. It has no key. It precedes ``apply_as_deletes``
+    :param apply_as_truncates: SQL predicate. If it is true, the change deletes every older row of the table. It has no key. It precedes ``apply_as_deletes``.
+        SCD type 1 only
     :param column_list: the columns of the table. It must list ``keys`` and ``sequence_by``. Default: all columns
     :param except_column_list: instead of ``column_list``: the columns that the table does not have, such as the kind of the change
     :param ignore_null_updates: whether a column that is null in an upsert keeps its value in the table. A new row gets null
@@ -58,6 +66,10 @@ class Changes:
         ``debezium_unchanged``. They keep their values in the table. The table does not get this column
     :param unknown_values: what happens if an upsert names unchanged columns, but the table and the batch have no row with the key: ``fail``: the batch is not
         published. ``null``: they are null
+    :param stored_as_scd_type: 1: the table has the newest version of each row. 2: it has every version. For 2, ``sequence_by`` must be one column
+    :param track_history_column_list: for SCD type 2: the columns whose changes begin a new version. A change of other columns only changes the version that it
+        applies to. Default: all columns except ``keys``. This includes that of ``sequence_by``, so each upsert begins a version
+    :param track_history_except_column_list: instead of ``track_history_column_list``: the columns whose changes do not begin a new version
     :param tombstone_ttl_s: time to live of a tombstone, in seconds, 1 or more. An older change is dropped if its batch is planned at most this long after the
         batch of the delete
     :raises InvalidError: an argument is not valid
@@ -72,6 +84,9 @@ class Changes:
     ignore_null_updates: bool = False
     unchanged_columns: str | None = None
     unknown_values: str = "fail"
+    stored_as_scd_type: int | str = 1
+    track_history_column_list: Sequence[str] | None = None
+    track_history_except_column_list: Sequence[str] | None = None
     tombstone_ttl_s: int = _WEEK_S
 
     def __post_init__(self) -> None:
@@ -85,13 +100,17 @@ class Changes:
         for name in ("apply_as_deletes", "apply_as_truncates", "unchanged_columns"):
             if getattr(self, name) is not None:
                 arguments.text(f"changes.{name}", getattr(self, name))
-        for name in ("column_list", "except_column_list"):
+        for name in (*_COLUMN_LISTS, *_TRACK_LISTS):
             if getattr(self, name) is not None:
                 object.__setattr__(self, name, arguments.text_list(f"changes.{name}", getattr(self, name)))
-        if self.column_list is not None and self.except_column_list is not None:
-            raise InvalidError("changes must not have both column_list and except_column_list")
+        for both in (_COLUMN_LISTS, _TRACK_LISTS):
+            if all(getattr(self, name) is not None for name in both):
+                raise InvalidError(f"changes must not have both {both[0]} and {both[1]}")
         if self.ignore_null_updates and self.unchanged_columns is not None:
             raise InvalidError("changes must not have both ignore_null_updates and unchanged_columns")
+        scd_type = arguments.choice("changes.stored_as_scd_type", str(self.stored_as_scd_type), ("1", "2"))
+        object.__setattr__(self, "stored_as_scd_type", int(scd_type))
+        self._check_history()
         shared = sorted({*self.keys} & {*self.sequence_by})
         if shared:
             raise InvalidError("changes.keys and changes.sequence_by must name different columns", shared=shared)
@@ -102,6 +121,28 @@ class Changes:
                 lacking=lacking,
             )
         arguments.integer("changes.tombstone_ttl_s", self.tombstone_ttl_s, least=1)
+
+    def _check_history(self) -> None:
+        if not self.keeps_history:
+            given = [name for name in _TRACK_LISTS if getattr(self, name) is not None]
+            if given:
+                raise InvalidError("changes need stored_as_scd_type=2 to track history", given=given)
+            return
+        if len(self.sequence_by) != 1:
+            summary = "changes with stored_as_scd_type=2 need one column in sequence_by, which is the type of __START_AT and __END_AT"
+            raise InvalidError(summary, given=list(self.sequence_by)).advising(
+                "return one column from the transform that orders the changes of a row, and name it in sequence_by."
+            )
+        if self.apply_as_truncates is not None:
+            raise InvalidError("changes with stored_as_scd_type=2 must not have apply_as_truncates").advising(
+                "remove apply_as_truncates, and leave out truncates with `where` of the pipeline. Versions that a truncate would end stay current."
+            )
+        tracked = [*(self.track_history_column_list or ()), *(self.track_history_except_column_list or ())]
+        unknown = sorted(name for name in tracked if name in self.keys or not self.keeps(name))
+        if unknown:
+            raise InvalidError(
+                "changes must not track history of keys, or of columns that the table does not have", columns=unknown
+            )
 
     @classmethod
     def of(cls, where: str, value: object) -> Changes:
@@ -123,6 +164,39 @@ class Changes:
     def required(self) -> list[str]:
         """The columns of ``keys`` and ``sequence_by``."""
         return [*self.keys, *self.sequence_by]
+
+    @property
+    def keeps_history(self) -> bool:
+        """Whether the table has every version of a row (SCD type 2)."""
+        return self.stored_as_scd_type == 2
+
+    @property
+    def row_keys(self) -> list[str]:
+        """The columns that identify a row of the table."""
+        return [*self.keys, START] if self.keeps_history else [*self.keys]
+
+    @property
+    def joins_versions(self) -> bool:
+        """Whether an upsert may change the current version instead of beginning a new one."""
+        return self.keeps_history and any(getattr(self, name) is not None for name in _TRACK_LISTS)
+
+    def tracked(self, columns: Sequence[str]) -> list[str]:
+        """Return those columns of a table whose changes begin a new version."""
+        if self.track_history_column_list is not None:
+            return [name for name in columns if name in self.track_history_column_list]
+        others = {*self.keys, START, END, *(self.track_history_except_column_list or ())}
+        return [name for name in columns if name not in others]
+
+    def values(self, columns: Sequence[str]) -> list[str]:
+        """Return those columns of staged rows that an upsert may leave unchanged."""
+        return [name for name in columns if name not in (*self.required, START, END, CHANGE, UNCHANGED)]
+
+    @property
+    def immutable(self) -> dict[str, Any]:
+        """The arguments that must not change while a table is in use, except ``keys``."""
+        tracks = {name: list(given) for name in _TRACK_LISTS if (given := getattr(self, name)) is not None}
+        history = {"stored_as_scd_type": 2, **tracks} if self.keeps_history else {}
+        return {"sequence_by": list(self.sequence_by), **history}
 
     @property
     def is_partial(self) -> bool:
@@ -159,7 +233,9 @@ class Changes:
             if self.is_partial
             else ""
         )
-        return (
-            f"of the changes of a row, the one with the greatest {', '.join(self.sequence_by)} is applied, in any order of arrival. An older change does not "
-            f"insert a deleted row again if its batch is planned at most {arguments.duration(self.tombstone_ttl_s)} after the batch of the delete{unchanged}"
-        )
+        by = ", ".join(self.sequence_by)
+        which = f"the one with the greatest {by} is applied, in any order of arrival. An older change does not insert a deleted row again"
+        if self.keeps_history:
+            which = f"each makes a version, in the order of {by}, in any order of arrival. A version that arrives after its delete ends there"
+        ttl = arguments.duration(self.tombstone_ttl_s)
+        return f"of the changes of a row, {which} if its batch is planned at most {ttl} after the batch of the delete{unchanged}"

@@ -8,7 +8,16 @@ from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
-from airflow_provider_streamsem.connectors.changes import CHANGE, DELETE, TRUNCATE, UNCHANGED, UPSERT, Changes
+from airflow_provider_streamsem.connectors.changes import (
+    CHANGE,
+    DELETE,
+    END,
+    START,
+    TRUNCATE,
+    UNCHANGED,
+    UPSERT,
+    Changes,
+)
 from airflow_provider_streamsem.connectors.columns.identifiers import quoted
 from airflow_provider_streamsem.connectors.data_files.write import UNKNOWN_COLUMN_MESSAGE, refusal
 from airflow_provider_streamsem.errors import DataError
@@ -18,16 +27,19 @@ from airflow_provider_streamsem.spark import causes
 def marked(sink: str, frame: DataFrame, changes: Changes) -> DataFrame:
     """Return the columns that the table gets, and :data:`CHANGE`. A truncate keeps only its sequence, because it is no change of a key."""
     named = [*changes.required, *(changes.column_list or ()), *(changes.except_column_list or ())]
+    named += [*(changes.track_history_column_list or ()), *(changes.track_history_except_column_list or ())]
     named += [changes.unchanged_columns] if changes.unchanged_columns is not None else []
     missing = sorted({*named} - {*frame.columns})
     if missing:
         summary = "the transform does not return columns that changes names"
         raise DataError(summary, sink=sink, missing=missing, columns=frame.columns).advising(
-            "return them from the transform; or correct keys, sequence_by, column_list, except_column_list or unchanged_columns of changes. Then run again."
+            "return them from the transform; or correct the arguments of changes that name columns. Then run again."
         )
-    if reserved := {CHANGE, UNCHANGED} & {name.lower() for name in frame.columns}:
+    reserved = [CHANGE, UNCHANGED, *((START, END) if changes.keeps_history else ())]
+    found = {name.lower() for name in frame.columns} & {name.lower() for name in reserved}
+    if found:
         summary = "the rows have columns with reserved names"
-        raise DataError(summary, sink=sink, columns=sorted(reserved)).advising(
+        raise DataError(summary, sink=sink, columns=sorted(found)).advising(
             "rename the columns in the transform, then run again."
         )
     deletes, truncates = changes.apply_as_deletes, changes.apply_as_truncates
@@ -51,7 +63,16 @@ def marked(sink: str, frame: DataFrame, changes: Changes) -> DataFrame:
             if name not in changes.sequence_by
         }
     unchanged = [_unchanged(sink, rows, changes, [*kept]).alias(UNCHANGED)] if changes.is_partial else []
-    return rows.select(*kept.values(), CHANGE, *unchanged)
+    return rows.select(*kept.values(), *_history(frame, changes), CHANGE, *unchanged)
+
+
+def _history(frame: DataFrame, changes: Changes) -> list[Column]:
+    """The publisher sets the values of these columns, because they depend on the other versions of the row. The staged rows only define their types."""
+    if not changes.keeps_history:
+        return []
+    sequence = changes.sequence_by[0]
+    kind = frame.schema[sequence].dataType
+    return [F.col(quoted(sequence)).alias(START), F.lit(None).cast(kind).alias(END)]
 
 
 def _unchanged(sink: str, rows: DataFrame, changes: Changes, kept: Sequence[str]) -> Column:

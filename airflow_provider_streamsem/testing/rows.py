@@ -12,7 +12,7 @@ from typing import Any
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.changes import CHANGE, DELETE, TRUNCATE, UPSERT, Changes
+from airflow_provider_streamsem.connectors.changes import CHANGE, DELETE, END, START, TRUNCATE, UPSERT, Changes
 from airflow_provider_streamsem.connectors.columns import types as column_types
 from airflow_provider_streamsem.connectors.landing.messages import body_of
 from airflow_provider_streamsem.connectors.pipeline.source import PipelineSource
@@ -241,7 +241,11 @@ def _in_sequence(rows: list[dict[str, Any]], changes: Changes) -> list[dict[str,
         raise InvalidError(
             "an engine without Spark evaluates no predicates of changes", unmarked=unmarked, column=CHANGE, accepted=[UPSERT, DELETE, TRUNCATE]
         ).advising("set the column in the transform of the test, or use SparkEngine.")  # fmt: skip
-    return sorted(rows, key=lambda row: tuple(row[name] for name in changes.sequence_by))
+    ordered = sorted(rows, key=lambda row: tuple(row[name] for name in changes.sequence_by))
+    if not changes.keeps_history:
+        return ordered
+    sequence = changes.sequence_by[0]
+    return [{**row, START: row[sequence], END: row[sequence]} for row in ordered]
 
 
 def _refuse_casts(name: str, schema: str, accepted: str) -> None:

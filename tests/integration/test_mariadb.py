@@ -31,7 +31,16 @@ from airflow_provider_streamsem.testing.stores import Crash
 from tests.connectors.batches import resolve_schema, schema_of, staged
 from tests.connectors.sql.database_steps import Steps
 from tests.connectors.sql.modes import CREATE, MODES, publish
-from tests.connectors.staged_parquet.changed_table import CHANGES, KINDS, PARTIAL, apply_randomly, created
+from tests.connectors.staged_parquet.changed_table import (
+    CHANGES,
+    HISTORY,
+    KINDS,
+    PARTIAL,
+    Delta,
+    apply_randomly,
+    apply_randomly_to_history,
+    created,
+)
 from tests.connectors.staged_parquet.changed_table import Database as ChangedTable
 from tests.integration.parts.mariadb import MariaDB
 from tests.integration.parts.server import home_for_others, running
@@ -401,6 +410,13 @@ def test_changes_give_the_newest_state_of_each_key_in_any_order_of_arrival(
     db.run(created(db.table, "bigint", "bigint", changes))
     names = {"conn_id": "db", "table": db.table, "markers": f"m{db.table}"}
     apply_randomly(ChangedTable(tmp_path, changes, run=db.run, names=names))
+
+
+def test_history_equals_that_of_a_delta_table(db: Database, tmp_path: Path) -> None:
+    db.run(created(db.table, "bigint", "decimal(38,2)", HISTORY))
+    names = {"conn_id": "db", "table": db.table, "markers": f"m{db.table}"}
+    table = ChangedTable(tmp_path / "db", HISTORY, run=db.run, names=names, sequence=KINDS["decimal"])
+    apply_randomly_to_history(table, Delta(tmp_path / "delta", HISTORY, sequence=KINDS["decimal"]), count=6)
 
 
 @pytest.mark.parametrize(("collation", "is_exact"), [("utf8mb4_general_ci", False), ("utf8mb4_bin", False), ("utf8mb4_nopad_bin", True)])  # fmt: skip

@@ -34,7 +34,16 @@ from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 from airflow_provider_streamsem.testing.stores import Crash
 from tests.connectors.batches import marked, resolve_schema, schema_of, staged
 from tests.connectors.sql.modes import CREATE, MODES, publish
-from tests.connectors.staged_parquet.changed_table import CHANGES, KINDS, PARTIAL, apply_randomly, created
+from tests.connectors.staged_parquet.changed_table import (
+    CHANGES,
+    HISTORY,
+    KINDS,
+    PARTIAL,
+    Delta,
+    apply_randomly,
+    apply_randomly_to_history,
+    created,
+)
 from tests.connectors.staged_parquet.changed_table import Database as ChangedTable
 from tests.integration.parts.postgres import Postgres
 from tests.integration.parts.server import home_for_others, running
@@ -685,6 +694,20 @@ def test_changes_give_the_newest_state_of_each_key_in_any_order_of_arrival(
     db.run(created("t", *(kind.postgres for kind in kinds), changes))
     names = {"conn_id": "db", "table": f"{db.schema}.t", "markers": f"{db.schema}.markers"}
     apply_randomly(ChangedTable(tmp_path, changes, run=db.run, names=names, key=kinds[0], sequence=kinds[1]))
+
+
+@pytest.mark.parametrize(("key", "sequence"), [("string", "timestamp"), ("decimal", "long"), ("date", "decimal")])
+def test_history_equals_that_of_a_delta_table(
+    db: Database, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, key: str, sequence: str
+) -> None:
+    connection = {**json.loads(os.environ["AIRFLOW_CONN_DB"]), "extra": {"options": "-c timezone=America/New_York"}}
+    monkeypatch.setenv("AIRFLOW_CONN_DB", json.dumps(connection))
+    kinds = KINDS[key], KINDS[sequence]
+    db.run(created("t", *(kind.postgres for kind in kinds), HISTORY))
+    db.run('CREATE UNIQUE INDEX one_current_version ON t (k) WHERE "__END_AT" IS NULL')
+    names = {"conn_id": "db", "table": f"{db.schema}.t", "markers": f"{db.schema}.markers"}
+    table = ChangedTable(tmp_path / "db", HISTORY, run=db.run, names=names, key=kinds[0], sequence=kinds[1])
+    apply_randomly_to_history(table, Delta(tmp_path / "delta", HISTORY, key=kinds[0], sequence=kinds[1]), count=6)
 
 
 def test_change_whose_delete_a_trigger_would_suppress_is_refused(db: Database, tmp_path: Path) -> None:

@@ -27,11 +27,15 @@ from airflow_provider_streamsem.spark.spark_engine import SparkEngine
 from tests.connectors.batches import UUID, schema_of, staged
 from tests.connectors.staged_parquet.changed_table import (
     CHANGES,
+    HISTORY,
+    JOINED_HISTORY,
     KEEP,
     PARTIAL,
+    PARTIAL_HISTORY,
     Delta,
     Iceberg,
     apply_randomly,
+    apply_randomly_to_history,
     apply_without_effect,
     truncate_rows_of_another_writer,
 )
@@ -171,6 +175,24 @@ def test_changes_merged_by_spark_give_the_newest_state_of_each_key_in_any_order_
     spark: SparkSession, tmp_path: Path, make: Any, changes: Changes
 ) -> None:
     apply_randomly(make(tmp_path, changes=changes, engine="spark", spark=SparkEngine().publishing_session), count=5)
+
+
+@pytest.mark.parametrize(
+    ("make", "changes"),
+    [
+        pytest.param(Delta, HISTORY, id="Delta, every change", marks=pytest.mark.prove),
+        pytest.param(Delta, PARTIAL_HISTORY, id="Delta, unchanged columns", marks=pytest.mark.prove),
+        pytest.param(Delta, JOINED_HISTORY, id="Delta, joined versions"),
+        pytest.param(Iceberg, HISTORY, id="Iceberg, every change"),
+        pytest.param(Iceberg, PARTIAL_HISTORY, id="Iceberg, unchanged columns"),
+        pytest.param(Iceberg, JOINED_HISTORY, id="Iceberg, joined versions", marks=pytest.mark.prove),
+    ],
+)
+def test_history_merged_by_spark_equals_that_merged_by_the_library(
+    spark: SparkSession, tmp_path: Path, make: Any, changes: Changes
+) -> None:
+    merged = make(tmp_path / "spark", changes=changes, engine="spark", spark=SparkEngine().publishing_session)
+    apply_randomly_to_history(merged, make(tmp_path / "library", changes=changes), count=5)
 
 
 @pytest.mark.parametrize("make", [Delta, Iceberg])

@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from airflow_provider_streamsem import Changes, DeltaSink, FilesSource, Limits, Pipeline, run_batch, verify
-from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError
+from airflow_provider_streamsem.errors import ConflictError, DataError, InvalidError, PublishError
 from airflow_provider_streamsem.pipeline.maintenance.fork import fork
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.pipeline.spec.pipeline import from_json
@@ -26,6 +26,7 @@ pytestmark = pytest.mark.spark
 CHANGES = Changes(
     keys=["id"], sequence_by="seq", apply_as_deletes="op = 'd'", apply_as_truncates="op = 't'", except_column_list=["op"]
 )  # fmt: skip
+HISTORY = replace(CHANGES, apply_as_truncates=None, stored_as_scd_type=2)
 
 
 class Shop:
@@ -50,6 +51,12 @@ class Shop:
 
     def run(self, key: str = "all", **changes: Any) -> Any:
         return run_batch(self.pipeline.replace(**changes) if changes else self.pipeline, run_key=key, drain=True)
+
+    def versions(self) -> list[tuple[Any, ...]]:
+        """Return (id, value, begin, end) of each version in the table."""
+        table = DeltaTable(self.table).to_pyarrow_table()
+        assert table.schema.names == ["seq", "id", "v", "__START_AT", "__END_AT"]
+        return sorted((row["id"], row["v"], row["__START_AT"], row["__END_AT"]) for row in table.to_pylist())
 
     def rows(self) -> list[tuple[Any, ...]]:
         table = DeltaTable(self.table).to_pyarrow_table()
@@ -116,6 +123,46 @@ def test_null_of_an_update_keeps_the_value_if_nulls_are_ignored(tmp_path: Path, 
     shop.arrive(("u", 5, 2, None), ("u", 4, 2, "late"), ("d", 3, 1, None), ("u", 4, 1, None))
     shop.run()
     assert shop.rows() == [(1, None), (2, "late"), (3, None)]
+
+
+def test_history_has_every_version_of_a_row(tmp_path: Path, spark: SparkSession) -> None:
+    shop = Shop(tmp_path, changes=HISTORY)
+    shop.arrive(("c", 1, 1, "a"), ("u", 4, 1, "c"), ("c", 1, 2, "b"))
+    shop.arrive(("d", 5, 2, None), ("u", 3, 1, "b"))
+    shop.arrive(("d", 2, 3, None), ("u", 6, 2, "again"))
+    assert shop.run().batches == 3
+    expected = [(1, "a", 1, 3), (1, "b", 3, 4), (1, "c", 4, None), (2, "again", 6, None), (2, "b", 1, 5)]
+    assert shop.versions() == expected
+    assert verify(shop.pipeline.log).clean
+    spec = shop.pipeline.to_json()
+    assert from_json(spec) == shop.pipeline
+    assert spec["immutable_config"]["sinks"]["table"]["stored_as_scd_type"] == 2
+    with pytest.raises(ConflictError, match="stored_as_scd_type"):
+        shop.run("other", sinks={"table": DeltaSink(shop.table, changes=replace(CHANGES, apply_as_truncates=None))})
+
+
+def test_columns_that_are_not_tracked_change_the_current_version(tmp_path: Path, spark: SparkSession) -> None:
+    shop = Shop(tmp_path, changes=replace(HISTORY, track_history_except_column_list=["seq"]))
+    shop.arrive(("c", 1, 1, "a"), ("u", 2, 1, "a"), ("u", 3, 1, "b"))
+    shop.arrive(("u", 4, 1, "b"), ("u", 5, 1, "a"))
+    shop.run()
+    assert shop.versions() == [(1, "a", 1, 3), (1, "a", 5, None), (1, "b", 3, 5)]
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"except_column_list": ["op"], "track_history_column_list": ["w"]}, r"does not return columns.*missing=\['w'\]"),
+        ({}, r"columns with reserved names.*columns=\['__start_at'\]"),
+    ],
+)  # fmt: skip
+def test_history_that_does_not_fit_the_rows_is_refused(
+    tmp_path: Path, spark: SparkSession, changes: dict[str, Any], message: str
+) -> None:
+    shop = Shop(tmp_path, changes=replace(HISTORY, **changes))
+    shop.arrive(("c", 1, 1, "a"))
+    with pytest.raises(DataError, match=message):
+        shop.run(transform=lambda frame: frame if changes else frame.withColumn("__start_at", F.lit(1)))
 
 
 def test_columns_that_an_update_names_keep_their_values(tmp_path: Path, spark: SparkSession) -> None:

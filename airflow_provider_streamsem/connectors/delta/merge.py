@@ -17,7 +17,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from airflow_provider_streamsem.connectors.changes import Changes
+from airflow_provider_streamsem.connectors.changes import END, Changes
 from airflow_provider_streamsem.connectors.data_files.contents import row_texts
 from airflow_provider_streamsem.connectors.delta.rewrite import (
     AddedFile,
@@ -28,7 +28,8 @@ from airflow_provider_streamsem.connectors.delta.rewrite import (
 )
 from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.connectors.staged_parquet import partial_changes
-from airflow_provider_streamsem.connectors.staged_parquet.changed_rows import Applied, Selection, tombstones
+from airflow_provider_streamsem.connectors.staged_parquet.batch_changes import applied_to_table
+from airflow_provider_streamsem.connectors.staged_parquet.changed_rows import Selection
 from airflow_provider_streamsem.connectors.staged_parquet.keyed_rows import last_of_each, staged_rows
 from airflow_provider_streamsem.connectors.staged_parquet.old_times import misread_columns, refuse_misread
 from airflow_provider_streamsem.errors import PublishError
@@ -59,14 +60,9 @@ def merge(
     if changes is None:
         rows = last_of_each(rows, keys)
     else:
-        read = changes.required
-        stored = tombstones(batch)
-        rows = partial_changes.merged(
-            rows, kinds, partial(_of_keys, target, batch, kinds, read), stored, batch, changes
-        )
-        applied = Applied.of(rows, stored, changes)
-        applied = applied.without_older_than(_of_keys(target, batch, kinds, read, applied.rows))
-        rows = applied.rows
+        applied = applied_to_table(rows, kinds, partial(_of_keys, target, batch, kinds), batch, changes)
+        rows, kinds = applied.rows, pa.schema([target.schema.field(name) for name in changes.row_keys])
+        read = sorted({*changes.required, *kinds.names})
     merged_keys = row_texts(rows, kinds)
     is_replaced: Selection = lambda part: pc.is_in(row_texts(part, kinds), value_set=merged_keys)  # noqa: E731
     is_removed = is_replaced if applied is None else applied.or_truncated(is_replaced)
@@ -104,12 +100,16 @@ def _kept(target: RewrittenTable, file: AddedFile, is_removed: Selection) -> Ite
 
 
 def _bounds(rows: Any, kinds: Any) -> dict[str, dict[str, Any]]:
-    """Return least and greatest key of the batch, for key columns of types whose bounds in the table's log are exact."""
+    """Return least and greatest key of the batch, for key columns of types whose bounds in the table's log are exact. No file excludes a null."""
     return {
         kind.name: pc.min_max(rows[kind.name].cast(kind.type)).as_py()
         for kind in kinds
-        if pa.types.is_integer(kind.type) or pa.types.is_string(kind.type) or pa.types.is_date(kind.type)
+        if _is_exact(kind.type) and not rows[kind.name].null_count
     }
+
+
+def _is_exact(kind: Any) -> bool:
+    return bool(pa.types.is_integer(kind) or pa.types.is_string(kind) or pa.types.is_date(kind))
 
 
 def _chosen(
@@ -141,11 +141,21 @@ def _existing(target: RewrittenTable, batch: SinkCommit, file: AddedFile) -> Obj
     return stat
 
 
-def _of_keys(target: RewrittenTable, batch: SinkCommit, kinds: Any, columns: Sequence[str], rows: Any) -> Iterator[Any]:
-    """Yield these columns of the rows of the table with the keys of the rows, and of others."""
+def _of_keys(
+    target: RewrittenTable, batch: SinkCommit, kinds: Any, rows: Any, columns: Sequence[str] | None, since: Any = None
+) -> Iterator[Any]:
+    """See :class:`airflow_provider_streamsem.connectors.staged_parquet.batch_changes.Existing`."""
     for file in _possible(target, rows, kinds):
-        if _existing(target, batch, file):
+        if not _ends_before(file, since) and _existing(target, batch, file):
             yield from target.rows(file, columns)
+
+
+def _ends_before(file: AddedFile, since: Any) -> bool:
+    """Return whether all versions in a file end before a sequence."""
+    most = file.get(f"max.{END}")
+    if since is None or most is None or file.get(f"null_count.{END}") != 0 or not _is_exact(since.type):
+        return False
+    return bool(most < since.as_py())
 
 
 def _possible(target: RewrittenTable, rows: Any, kinds: Any) -> list[AddedFile]:

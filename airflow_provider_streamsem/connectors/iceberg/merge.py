@@ -19,14 +19,15 @@ from pyiceberg.manifest import DataFile
 from pyiceberg.table import FileScanTask, Table
 from pyiceberg.typedef import Record
 
-from airflow_provider_streamsem.connectors.changes import Changes
+from airflow_provider_streamsem.connectors.changes import END, START, Changes
 from airflow_provider_streamsem.connectors.data_files.contents import row_texts
 from airflow_provider_streamsem.connectors.data_files.rewrite import Read, changed
 from airflow_provider_streamsem.connectors.iceberg.commit import OneCommit
 from airflow_provider_streamsem.connectors.iceberg.rewrite import RewrittenTable
 from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.connectors.staged_parquet import partial_changes
-from airflow_provider_streamsem.connectors.staged_parquet.changed_rows import Applied, Selection, tombstones
+from airflow_provider_streamsem.connectors.staged_parquet.batch_changes import applied_to_table
+from airflow_provider_streamsem.connectors.staged_parquet.changed_rows import Selection
 from airflow_provider_streamsem.connectors.staged_parquet.keyed_rows import last_of_each, staged_rows
 from airflow_provider_streamsem.connectors.staged_parquet.old_times import misread_columns, refuse_misread
 from airflow_provider_streamsem.errors import PublishError
@@ -58,13 +59,10 @@ def merge(
     if changes is None:
         rows = last_of_each(rows, keys)
     else:
-        read = changes.required
-        of_keys = partial(_of_keys, table, rewritten, read, keys)
-        stored = tombstones(batch)
-        rows = partial_changes.merged(rows, kinds, of_keys, stored, batch, changes)
-        applied = Applied.of(rows, stored, changes)
-        applied = applied.without_older_than(of_keys(applied.rows))
-        rows = applied.rows
+        applied = applied_to_table(rows, kinds, partial(_of_keys, table, rewritten, keys), batch, changes)
+        rows, keys = applied.rows, changes.row_keys
+        kinds = pa.schema([rewritten.schema.field(key) for key in keys])
+        read = sorted({*changes.required, *keys})
     is_removed = is_replaced = _is_merged(rows, kinds)
     is_truncating = applied is not None and applied.truncate is not None
     tasks = [*table.scan().plan_files()] if is_truncating else _possible(table, rows, keys)
@@ -89,11 +87,17 @@ def merge(
     commit.add_snapshot(files, removed, mark)
 
 
-def _possible(table: Table, rows: Any, keys: Sequence[str]) -> list[FileScanTask]:
-    """Return the files that may have keys of the rows."""
-    if not rows.num_rows or not {*keys} <= {*table.schema().column_names}:
+def _possible(table: Table, rows: Any, keys: Sequence[str], since: Any = None) -> list[FileScanTask]:
+    """Return the files that may have keys of the rows. ``since``: without the files of which all versions end before this sequence."""
+    columns = {*table.schema().column_names}  # a column that this commit adds is null in every file
+    if not rows.num_rows or not {*keys} - {START} <= columns:
         return []
-    return [*table.scan(row_filter=_with_keys(rows, keys)).plan_files()]
+    wanted = _with_keys(rows, [key for key in keys if key in columns])
+    if since is not None and END in columns:
+        expressions: Any = pyiceberg.expressions
+        is_current = expressions.Or(expressions.IsNull(END), expressions.GreaterThanOrEqual(END, since.as_py()))
+        wanted = expressions.And(wanted, is_current)
+    return [*table.scan(row_filter=wanted).plan_files()]
 
 
 def _kept(rewritten: RewrittenTable, task: FileScanTask, is_removed: Selection) -> Iterator[Any]:
@@ -101,10 +105,15 @@ def _kept(rewritten: RewrittenTable, task: FileScanTask, is_removed: Selection) 
 
 
 def _of_keys(
-    table: Table, rewritten: RewrittenTable, columns: Sequence[str], keys: Sequence[str], rows: Any
+    table: Table,
+    rewritten: RewrittenTable,
+    keys: Sequence[str],
+    rows: Any,
+    columns: Sequence[str] | None,
+    since: Any = None,
 ) -> Iterator[Any]:
-    """Yield these columns of the rows of the table with the keys of the rows, and of others."""
-    for task in _possible(table, rows, keys):
+    """See :class:`airflow_provider_streamsem.connectors.staged_parquet.batch_changes.Existing`."""
+    for task in _possible(table, rows, keys, since):
         yield from rewritten.rows(task, columns)
 
 
@@ -149,6 +158,8 @@ def _with_keys(rows: Any, keys: Sequence[str]) -> pyiceberg.expressions.BooleanE
     expressions: Any = pyiceberg.expressions  # pyiceberg's annotations require argument names that its code does not
     parts = []
     for key in keys:
+        if rows[key].null_count:
+            continue
         bounds, values = pc.min_max(rows[key]), rows[key].unique()
         parts.append(expressions.GreaterThanOrEqual(key, bounds["min"].as_py()))
         parts.append(expressions.LessThanOrEqual(key, bounds["max"].as_py()))

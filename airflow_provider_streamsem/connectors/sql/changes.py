@@ -51,32 +51,38 @@ def truncate(connection: sa.Connection, table: sa.Table, sequence: Sequence[str]
     connection.execute(sa.delete(table).where(~_is_at_least([table.columns[name] for name in sequence], values)))
 
 
-def apply(
+def delete(
     connection: sa.Connection,
     table: sa.Table,
     keys: Sequence[str],
     sequence: Sequence[str],
-    upserts: Sequence[dict[str, Any]],
-    deletes: Sequence[dict[str, Any]],
+    rows: Sequence[dict[str, Any]],
 ) -> None:
     """
-    Delete and upsert rows, unless the row of the table with the same keys has a greater sequence.
+    Delete rows, unless the row of the table with the same keys has a greater sequence. An empty ``sequence`` compares no sequences.
 
-    :param keys: SQLAlchemy's ``Column.key`` of each key column
-    :param sequence: likewise of the columns of the sequence
-    :param upserts: key of the column → value, for every column. No two rows have equal keys
-    :param deletes: likewise, for the columns of ``keys`` and ``sequence``
+    :param keys: SQLAlchemy's ``Column.key`` of each key column; ``sequence``: of the columns of the sequence
+    :param rows: key of the column → value, for the columns of ``keys`` and ``sequence``. No two rows have equal keys
     """
     import sqlalchemy as sa
 
     deleted = sa.delete(table).where(*[table.columns[name] == sa.bindparam(f"_{name}") for name in keys])
     in_table = [table.columns[name] for name in sequence]
     deleted = deleted.where(~_is_more(in_table, [sa.bindparam(f"_{name}", type_=table.columns[name].type) for name in sequence]))  # fmt: skip
-    if deletes:
-        bound = [{f"_{name}": row[name] for name in (*keys, *sequence)} for row in deletes]
-        connection.execute(deleted, bound)
-    if upserts:
-        connection.execute(_upsert(connection.dialect.name, table, keys, sequence), list(upserts))
+    if rows:
+        connection.execute(deleted, [{f"_{name}": row[name] for name in (*keys, *sequence)} for row in rows])
+
+
+def upsert(
+    connection: sa.Connection,
+    table: sa.Table,
+    keys: Sequence[str],
+    sequence: Sequence[str],
+    rows: Sequence[dict[str, Any]],
+) -> None:
+    """Insert or replace rows; arguments as of :func:`delete`, with every column."""
+    if rows:
+        connection.execute(_upsert(connection.dialect.name, table, keys, sequence), list(rows))
 
 
 def update(
@@ -87,10 +93,9 @@ def update(
     rows: Sequence[dict[str, Any]],
 ) -> None:
     """
-    Set some columns of rows of the table, unless the row with the same keys has a greater sequence.
+    Set some columns of rows of the table; arguments as of :func:`delete`.
 
-    :param keys: SQLAlchemy's ``Column.key`` of each key column; ``sequence``: of the columns of the sequence
-    :param rows: key of the column → value, of the same columns for every row. No two rows have equal keys
+    :param rows: key of the column → value, of the same columns for every row
     """
     import sqlalchemy as sa
 
@@ -119,32 +124,35 @@ def existing(
     connection: sa.Connection,
     target: Target,
     keys: Sequence[str],
-    sequence: Sequence[str],
     fields: Sequence[dict[str, Any]],
     rows: Any,
+    columns: Sequence[str] | None,
+    since: Any = None,
 ) -> Iterator[Any]:
     """
-    Yield the rows of the table with the keys of ``rows``, a pyarrow table, as pyarrow tables with the columns of the key and of the sequence. The transaction
-    locks these rows until it ends.
+    See :class:`airflow_provider_streamsem.connectors.staged_parquet.batch_changes.Existing`. ``columns`` are those of keys and sequences. The transaction locks
+    these rows until it ends. It ignores ``since``.
 
-    :param fields: fields of Spark's schema of these columns
+    :param fields: fields of Spark's schema of the columns of the key
     """
     import pyarrow as pa
     import sqlalchemy as sa
 
-    names = [*keys, *sequence]
+    assert columns is not None  # the sink refuses changes that need other values of the table
+    names = columns
     table = target.table(names)
-    columns = {column.name: column for column in table.columns}
+    column_of = {column.name: column for column in table.columns}
+    distinct = pa.Table.from_batches(rows.select(keys).to_batches()).group_by(keys).aggregate([]).select(keys)
     if target.dialect == "postgresql":
-        wanted = rows.select(keys).to_pylist()
+        wanted = distinct.to_pylist()
     else:
         key_of = {column.key: column.name for column in table.columns}
         own = [field for field in fields if field["name"] in keys]
-        wanted = [{key_of[key]: v for key, v in row.items()} for row in sql_rows.chosen(own, table, rows, keys)]
+        wanted = [{key_of[key]: v for key, v in row.items()} for row in sql_rows.chosen(own, table, distinct, keys)]
     for start in range(0, len(wanted), _KEYS_PER_QUERY):
         some = wanted[start : start + _KEYS_PER_QUERY]
-        matches = [sa.and_(*(columns[name] == value for name, value in key.items())) for key in some]
-        query = sa.select(*(columns[name] for name in names)).where(sa.or_(*matches)).with_for_update()
+        matches = [sa.and_(*(column_of[name] == value for name, value in key.items())) for key in some]
+        query = sa.select(*(column_of[name] for name in names)).where(sa.or_(*matches)).with_for_update()
         found = [*zip(*connection.execute(query).fetchall(), strict=True)] or [()] * len(names)
         arrays = [_array(values, rows.schema.field(name).type) for name, values in zip(names, found, strict=True)]
         yield pa.Table.from_arrays(arrays, names=names)

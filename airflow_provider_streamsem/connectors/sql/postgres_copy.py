@@ -177,7 +177,7 @@ def upsert(
 class ChangedTable:
     """
     Applies changes to a table: writes them by ``COPY`` into a temporary table, and from it into the table. A delete, an upsert or an update changes nothing if
-    the row of the table has a greater sequence. No two changes of a batch have equal keys.
+    the row of the table has a greater sequence. No two changes of a batch have equal keys. An empty ``sequence_by`` compares no sequences.
     """
 
     def __init__(
@@ -249,7 +249,9 @@ class ChangedTable:
         return self._compared(self._changed, ">=", self._row)
 
     def _compared(self, first: Any, operator: str, second: Any) -> Any:
-        """The comparison is null if the row of the table has a null, which is before every value."""
+        """The comparison is null if the row of the table has a null, which is before every value. Without a sequence, it is true."""
+        if not self._sequence:
+            return self._sql.SQL("true")
         names = [self._sql.Identifier(name) for name in self._sequence]
         mine, theirs = (
             self._sql.SQL(", ").join(self._sql.SQL("{}.{}").format(of, name) for name in names)

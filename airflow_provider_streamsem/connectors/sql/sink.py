@@ -59,6 +59,13 @@ _COLLATIONS = (
     "such rows of a batch are not refused, and the table keeps that which is staged last: any of them, if the order is unknown"
 )
 
+_NEED_VALUES = (
+    "ignore_null_updates",
+    "unchanged_columns",
+    "track_history_column_list",
+    "track_history_except_column_list",
+)
+
 
 @dataclass(frozen=True, slots=True)
 class JdbcSink(TransactionalSink[_Handle]):
@@ -112,8 +119,19 @@ class JdbcSink(TransactionalSink[_Handle]):
                 "mode upsert requires keys, and other modes do not accept them", mode=self.mode, keys=list(self.keys)
             )
         keyed_rows.check_sequence(where, self.sequence_by, merges=self.merges)
+        if self.changes is not None and self.changes.keeps_history:
+            self._check_history(where, self.changes)
         if self.table == self.markers:
             raise InvalidError("table and markers must be different tables", given=self.table)
+
+    def _check_history(self, where: str, changes: Changes) -> None:
+        """Values that a database returns may differ from those that Spark has staged, for example in the scale of a decimal, so they are not compared."""
+        given = [name for name in _NEED_VALUES if getattr(changes, name) not in (None, False)]
+        if given:
+            raise InvalidError(
+                f"{where} changes with stored_as_scd_type=2 must not have arguments that compare or copy values of the table",
+                given=given,
+            ).advising("remove the arguments, or keep the history in a Delta or Iceberg table.")
 
     @property
     def location(self) -> str:
@@ -156,7 +174,7 @@ class JdbcSink(TransactionalSink[_Handle]):
             "staging": normalised(self.staging),
             "mode": self.mode,
             "version_column": self.version_column if self.can_remove_rows else None,
-            **({} if self.changes is None else {"keys": list(self.keys), "sequence_by": list(self.sequence_by)}),
+            **({} if self.changes is None else {"keys": list(self.keys), **self.changes.immutable}),
         }
 
     def resolve_schema(self, schema: str) -> str:
@@ -226,7 +244,7 @@ class JdbcSink(TransactionalSink[_Handle]):
         if self.changes is not None:
             keyed_rows.check_keys(sql_columns.fields_of(schema), self.keys)
             keyed_rows.check_sequence_types(sql_columns.fields_of(schema), self.sequence_by, of_database=True)
-        sql_columns.check(target, schema, keys=self.keys, version_column=constant)
+        sql_columns.check(target, schema, keys=self._row_keys, version_column=constant)
         self._check_dialect(connection, target)
         if self.changes is not None and (loose := sql_changes.inexact_keys(connection, target, self.keys)):
             summary = "the database considers different texts of key columns equal, so a delete would delete the row of another key"
@@ -255,7 +273,7 @@ class JdbcSink(TransactionalSink[_Handle]):
                         "other tables inherit from the table, and the unique constraint of the keys does not cover their rows",
                         table=self.table,
                     ).advising("write to a table without child tables, or use a partitioned table; then run again.")
-                if self.keys and postgres_copy.has_deferrable(connection, target.table([]), self.keys):
+                if self.keys and postgres_copy.has_deferrable(connection, target.table([]), self._row_keys):
                     raise DataError("the unique constraint of the keys is deferrable", table=self.table).advising(
                         "create it as NOT DEFERRABLE; then run again."
                     )
@@ -509,55 +527,61 @@ class JdbcSink(TransactionalSink[_Handle]):
                 sql_rows.insert(connection, table, rows)
 
     def _changed(self, batch: SinkCommit, changes: Changes) -> Callable[[sa.Connection, Target], Applied]:
-        """Read the batch, and return a function that returns the changes to apply. It reads the table only if upserts leave columns unchanged."""
-        from airflow_provider_streamsem.connectors.staged_parquet import changed_rows, partial_changes
+        """Read the batch, and return a function that returns the changes to apply. It reads the table for a history, or if upserts leave columns unchanged."""
+        from airflow_provider_streamsem.connectors.staged_parquet import batch_changes, changed_rows
 
         rows, stored = keyed_rows.staged_rows(self.location, batch), changed_rows.tombstones(batch)
-        if UNCHANGED not in rows.schema.names:
-            applied = changed_rows.Applied.of(keyed_rows.last_of_each(rows, self.keys), stored, changes)
-            return lambda connection, target: applied
+        if UNCHANGED not in rows.schema.names and not changes.keeps_history:
+            newest = changed_rows.Applied.of(keyed_rows.last_of_each(rows, self.keys), stored, changes)
+            return lambda connection, target: newest
         kinds = rows.select(self.keys).schema
-        fields = [field for field in sql_columns.fields_of(batch.schema) if field["name"] in changes.required]
+        fields = [field for field in sql_columns.fields_of(batch.schema) if field["name"] in self.keys]
 
-        def merged(connection: sa.Connection, target: Target) -> Applied:
-            existing = partial(sql_changes.existing, connection, target, self.keys, self.sequence_by, fields)
-            one_of_each = partial_changes.merged(rows, kinds, existing, stored, batch, changes)
-            return changed_rows.Applied.of(one_of_each, stored, changes)
+        def applied(connection: sa.Connection, target: Target) -> Applied:
+            existing = partial(sql_changes.existing, connection, target, self.keys, fields)
+            return batch_changes.applied_by_database(rows, kinds, existing, stored, batch, changes)
 
-        return merged
+        return applied
+
+    @property
+    def _row_keys(self) -> list[str]:
+        return [*self.keys] if self.changes is None else self.changes.row_keys
 
     def _apply(self, connection: sa.Connection, target: Target, schema: str, applied: Applied | None) -> None:
         """Write the changes of a batch. Without ``applied``, run the statements on no rows."""
+        assert self.changes is not None
         fields = sql_columns.fields_of(schema)
         names = [field["name"] for field in fields]
-        of_delete = [*self.keys, *self.sequence_by]
+        row_keys = self._row_keys
+        sequence_by = () if self.changes.keeps_history else self.sequence_by  # that of a version that ends is not newer
+        of_delete = [*row_keys, *sequence_by]
         upserts, updates = (None, {}) if applied is None else sql_changes.by_columns(applied.upserts, names)
+        # A version ends before the next one begins, because a unique index may allow one current version.
         if target.dialect == "postgresql":
             csv = partial(_csv, fields)
-            changed = postgres_copy.ChangedTable(connection, target.table(names), self.keys, self.sequence_by)
+            changed = postgres_copy.ChangedTable(connection, target.table(names), row_keys, sequence_by)
             truncate, deletes = (None, None) if applied is None else (applied.truncate, applied.deletes)
-            is_truncated = changed.truncate(csv(self.sequence_by, truncate))
+            is_truncated = changed.truncate(csv(sequence_by, truncate)) if sequence_by else True
             if not is_truncated or not changed.delete(csv(of_delete, deletes)):
                 raise PublishError(
                     "rows are still in the table after their deletion: a trigger of the table keeps them; nothing of the batch is in the table",
                     table=self.table,
                 ).advising("drop the trigger, then run again.")
-            changed.upsert(names, csv(names, upserts))
             for columns, rows in updates.items():
                 changed.update(columns, csv(columns, rows))
+            changed.upsert(names, csv(names, upserts))
         elif applied is not None:
             table = target.table(names)
             key_of = {column.name: column.key for column in table.columns}
-            keys, sequence = ([key_of[name] for name in own] for own in (self.keys, self.sequence_by))
+            keys, sequence = ([key_of[name] for name in own] for own in (row_keys, sequence_by))
             values = partial(sql_rows.chosen, fields, table)
             if applied.truncate is not None:
-                (at,) = values(applied.truncate, self.sequence_by)
+                (at,) = values(applied.truncate, sequence_by)
                 sql_changes.truncate(connection, table, sequence, [at[name] for name in sequence])
-            sql_changes.apply(
-                connection, table, keys, sequence, values(upserts, names), values(applied.deletes, of_delete)
-            )
+            sql_changes.delete(connection, table, keys, sequence, values(applied.deletes, of_delete))
             for columns, rows in updates.items():
                 sql_changes.update(connection, table, keys, sequence, values(rows, columns))
+            sql_changes.upsert(connection, table, keys, sequence, values(upserts, names))
 
     def _connected(self) -> AbstractContextManager[sa.Connection]:
         return database.connected(self.conn_id)

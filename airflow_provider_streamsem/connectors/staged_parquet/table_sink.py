@@ -204,15 +204,15 @@ class TableSink(TransactionalSink[H]):
     @property
     def immutable_mode(self) -> Json:
         """
-        Mode and keys in mode ``upsert``, and with ``changes`` the columns of the sequence; empty in mode ``append``.
+        Mode and keys in mode ``upsert``, and with ``changes`` the columns of the sequence and of the history; empty in mode ``append``.
 
         They must not change while the log is in use. Vacuum deletes staged files in mode ``upsert``, but in mode ``append`` they are files of the table. The
         values of the keys of a batch are checked before its commit only.
         """
         if not self.merges:
             return {}
-        sequence = {} if self.changes is None else {"sequence_by": list(self.sequence_by)}
-        return {"mode": self.mode, "keys": list(self.keys), **sequence}
+        changes = {} if self.changes is None else self.changes.immutable
+        return {"mode": self.mode, "keys": list(self.keys), **changes}
 
     def check_staged(self, batch: SinkCommit) -> None:
         """Refuse a batch with missing files, or files of another size, before the table references them: until then, a vacuum of the table may delete them."""

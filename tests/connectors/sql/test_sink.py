@@ -47,7 +47,7 @@ from tests.connectors.batches import (
 from tests.connectors.sql.database_steps import Steps
 from tests.connectors.sql.modes import MODES, publish
 from tests.connectors.sql.sqlite_database import Database, database_at
-from tests.connectors.staged_parquet.changed_table import changes_of, event, newest
+from tests.connectors.staged_parquet.changed_table import changes_of, event, history, newest
 from tests.pipeline_fixture import PipelineFixture
 
 TABLE = 'CREATE TABLE "t" (id BIGINT PRIMARY KEY, _streamsem_version BIGINT)'
@@ -158,16 +158,24 @@ def test_crash_or_lost_reply_at_any_call_leaves_every_row_once(
 
 @pytest.mark.slow
 @pytest.mark.prove
+@pytest.mark.parametrize("keeps_history", [False, True])
 def test_changes_apply_once_and_in_order_after_a_crash_or_lost_reply_at_any_call(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use_steps: Callable[[Steps], None]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, use_steps: Callable[[Steps], None], keeps_history: bool
 ) -> None:
+    newest_state = Changes(keys=["k"], sequence_by=["at", "n"])
+    changes = Changes(keys=["k"], sequence_by="n", stored_as_scd_type=2) if keeps_history else newest_state
+    key = (
+        'k BIGINT, "__START_AT" BIGINT, "__END_AT" BIGINT, PRIMARY KEY (k, "__START_AT")'
+        if keeps_history
+        else "k BIGINT PRIMARY KEY"
+    )
+
     def scenario(steps: Steps, location: Path) -> None:
         location.mkdir()
         use_steps(Steps())
         db = database_at(location / "db.sqlite", monkeypatch)
-        db.run('CREATE TABLE "t" (k BIGINT PRIMARY KEY, at BIGINT NOT NULL, n BIGINT NOT NULL, v TEXT)')
+        db.run(f'CREATE TABLE "t" (at BIGINT NOT NULL, n BIGINT NOT NULL, v TEXT, {key})')
         fixture = PipelineFixture(location, store=LocalStore(str(location / "log")))
-        changes = Changes(keys=["k"], sequence_by=["at", "n"])
         pipeline = fixture.pipeline(sinks={"t": sink(location, changes=changes)}, transform=changes_of)
         fixture.arrive(2)
         fixture.run("first", pipeline=pipeline)
@@ -177,8 +185,15 @@ def test_changes_apply_once_and_in_order_after_a_crash_or_lost_reply_at_any_call
             fixture.run("second", pipeline=pipeline)
         use_steps(Steps())
         fixture.run("second", pipeline=pipeline)
-        rows = {k: (at, n, v) for k, at, n, v in db.run('SELECT k, at, n, v FROM "t"')}
-        assert rows == newest([event(n) for n in sorted(fixture.expected)]), (steps.at, steps.fault, steps.names)
+        events = [event(n) for n in sorted(fixture.expected)]
+        if keeps_history:
+            found = {
+                (row[0], row[1]): row[2:] for row in db.run('SELECT k, "__START_AT", "__END_AT", n, at, v FROM "t"')
+            }
+            assert found == history([[(k, n, at, v) for k, at, n, v in events]]), (steps.at, steps.fault, steps.names)
+        else:
+            rows = {k: (at, n, v) for k, at, n, v in db.run('SELECT k, at, n, v FROM "t"')}
+            assert rows == newest(events), (steps.at, steps.fault, steps.names)
         assert fixture.verdict().violations == [], (steps.at, steps.fault, steps.names)
 
     fault_at_every_call(scenario, tmp_path)

@@ -22,7 +22,7 @@ from pyiceberg.catalog import load_catalog
 from airflow_provider_streamsem import Changes, DeltaSink, IcebergSink, JdbcSink, tombstones
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connections import Connection, use_resolver
-from airflow_provider_streamsem.connectors.changes import CHANGE, UNCHANGED
+from airflow_provider_streamsem.connectors.changes import CHANGE, END, START, UNCHANGED
 from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.protocol.entries import Json
 from airflow_provider_streamsem.state.layers import files_of_layers
@@ -36,6 +36,11 @@ Event = tuple[int | None, int, int, str | None]
 """Key, the two columns of the sequence, and the value; ``None`` for a delete, :data:`KEEP` for an update of other columns. A truncate has no key."""
 KEEP, UNKNOWN = "keep", "unknown"
 PARTIAL = replace(CHANGES, unchanged_columns="unchanged", unknown_values="null")
+HISTORY = Changes(
+    keys=["k"], sequence_by="at", apply_as_deletes="op = 'd'", except_column_list=["op"], stored_as_scd_type=2
+)
+PARTIAL_HISTORY = replace(HISTORY, unchanged_columns="unchanged", unknown_values="null")
+JOINED_HISTORY = replace(HISTORY, track_history_column_list=["v"])
 
 
 @dataclass(frozen=True)
@@ -115,6 +120,9 @@ class Table(ABC):
         if self.changes.is_partial:
             unchanged = pyarrow.array([["v"] if each == KEEP else None for each in v], pyarrow.list_(pyarrow.string()))
             table = table.append_column(UNCHANGED, unchanged)
+        if self.changes.keeps_history:
+            table = table.append_column(START, table["at"])
+            table = table.append_column(END, pyarrow.nulls(len(rows), self.sequence.arrow))
         self.root.mkdir(exist_ok=True)
         log = CommitLog(LocalStore(str(self.root / "log")))
         batch = batches.staged(self.sink, table, self.version, schema=self.schema, log=log, spark=self.spark)
@@ -134,9 +142,29 @@ class Table(ABC):
         assert len({row[0] for row in rows}) == len(rows), "a key has several rows"
         return {self.key.integer(k): (self.sequence.integer(at), n, v) for k, at, n, v in rows}
 
+    def versions(self) -> dict[tuple[int, int], tuple[int | None, int, int, str | None]]:
+        """Return key and begin of a version → its end, and the values of ``at``, ``n``, ``v``."""
+        of = self.sequence.integer
+        rows = self.stored()
+        found = {
+            (self.key.integer(k), of(start)): (None if end is None else of(end), of(at), n, v)
+            for k, at, n, v, start, end in rows
+        }
+        assert len(found) == len(rows), "a version is in the table twice"
+        return found
+
+    def _tuples(self, table: Any) -> Sequence[Any]:
+        assert table.schema.names == self.columns
+        return [tuple(row.values()) for row in table.to_pylist()]
+
+    @property
+    def columns(self) -> list[str]:
+        return ["k", "at", "n", "v", *([START, END] if self.changes.keeps_history else [])]
+
     @property
     def schema(self) -> str:
-        return batches.schema_of(k=self.key.spark, at=self.sequence.spark, n="long", v="string")
+        history = {name: self.sequence.spark for name in (START, END) if self.changes.keeps_history}
+        return batches.schema_of(k=self.key.spark, at=self.sequence.spark, n="long", v="string", **history)
 
 
 class Delta(Table):
@@ -145,7 +173,7 @@ class Delta(Table):
         return DeltaSink(str(self.root / "table"), changes=self.changes, engine=self.engine)
 
     def stored(self) -> Sequence[Any]:
-        return _tuples(DeltaTable(str(self.root / "table")).to_pyarrow_table())
+        return self._tuples(DeltaTable(str(self.root / "table")).to_pyarrow_table())
 
 
 class Iceberg(Table):
@@ -159,14 +187,19 @@ class Iceberg(Table):
         return {"type": "sql", "uri": f"sqlite:///{self.root}/catalog.db", "warehouse": str(self.root)}
 
     def stored(self) -> Sequence[Any]:
-        return _tuples(load_catalog("default", **self._catalog).load_table("lake.t").scan().to_arrow())
+        return self._tuples(load_catalog("default", **self._catalog).load_table("lake.t").scan().to_arrow())
 
 
 CREATE = "CREATE TABLE {} (k {} PRIMARY KEY, at {}, n bigint, v varchar(9) NOT NULL)"
 
 
 def created(name: str, key: str, sequence: str, changes: Changes) -> str:
-    """Return the statement that creates a table. A value that is not known must be accepted."""
+    """Return the statement that creates a table. A value that is not known must be accepted. A table with history has at most one current version of a row."""
+    if changes.keeps_history:
+        quote = "`" if "decimal" in sequence else '"'
+        start, end = (f"{quote}{column}{quote}" for column in (START, END))
+        history = f"{start} {sequence}, {end} {sequence}, PRIMARY KEY (k, {start})"
+        return f"CREATE TABLE {name} (k {key}, at {sequence}, n bigint, v varchar(9) NOT NULL, {history})"
     statement = CREATE.format(name, key, sequence)
     return statement.replace(" NOT NULL", "") if changes.is_partial else statement
 
@@ -188,7 +221,8 @@ class Database(Table):
         return JdbcSink(staging=str(self.root / "staging"), changes=self.changes, **self.names)
 
     def stored(self) -> Sequence[Any]:
-        return [tuple(row) for row in self.run("SELECT k, at, n, v FROM t ")]
+        rows = self.run("SELECT * FROM t ")
+        return [tuple(row) for row in rows]
 
 
 class Sqlite(Database):
@@ -215,11 +249,6 @@ class Sqlite(Database):
         return use_resolver(lambda conn_id: Connection(conn_id=conn_id, conn_type="sqlite", host=host))
 
 
-def _tuples(table: Any) -> Sequence[Any]:
-    assert table.schema.names == ["k", "at", "n", "v"]
-    return [tuple(row.values()) for row in table.to_pylist()]
-
-
 def change(event: Event) -> str:
     return "t" if event[0] is None else "d" if event[3] is None else "u"
 
@@ -243,6 +272,37 @@ def newest(events: Sequence[Event]) -> dict[int, tuple[int, int, str | None]]:
                 value = UNKNOWN if known is None else known
             states[k] = (k, *at, value)
     return {k: (at, n, None if v == UNKNOWN else v) for k, (_, at, n, v) in states.items() if v is not None}
+
+
+def history(applied: Sequence[Sequence[Event]]) -> dict[tuple[int, int], tuple[int | None, int, int, str | None]]:
+    """Return the versions that a table has after these batches: see :meth:`Table.versions`. Of events with equal sequences, the last one to arrive counts."""
+    known: dict[tuple[int, int], tuple[int, str | None]] = {}
+    for batch in applied:
+        own = {(k, at): (n, v) for k, at, n, v in sorted(batch, key=lambda event: event[1:3]) if k is not None}
+        known |= own
+        for k, at in sorted(own):  # a value that is kept is that of the version before
+            before = max((other for other in known if other[0] == k and other[1] < at), default=None)
+            if own[k, at][1] == KEEP:
+                value = UNKNOWN if before is None or known[before][1] is None else known[before][1]
+                known[k, at] = (own[k, at][0], value)
+    ends = {
+        at: next((other[1] for other in sorted(known) if other[0] == at[0] and other[1] > at[1]), None) for at in known
+    }
+    return {
+        (k, at): (ends[k, at], at, n, None if v == UNKNOWN else v) for (k, at), (n, v) in known.items() if v is not None
+    }
+
+
+def joined(applied: Sequence[Sequence[Event]]) -> dict[tuple[int, int], tuple[int | None, int, int, str | None]]:
+    """Return :func:`history` if only another value of ``v`` begins a version. This holds while no event is late."""
+    result: dict[tuple[int, int], tuple[int | None, int, int, str | None]] = {}
+    for (k, start), version in sorted(history(applied).items()):
+        before = max((other for other in result if other[0] == k), default=None)
+        if before is not None and result[before][0] == start and result[before][3] == version[3]:
+            result[before] = version
+        else:
+            result[k, start] = version
+    return result
 
 
 def in_arrival_order(applied: Sequence[Sequence[Event]]) -> list[Event]:
@@ -282,6 +342,21 @@ def apply_randomly(table: Table, *, count: int = 9) -> None:
         applied.append([*events, (None, chance.randrange(4, 8), 0, None) if batch % 4 == 2 else (12, 9, batch, "c")])
         assert table.apply(applied[-1]).rows == 8
         assert table.rows() == newest(in_arrival_order(applied))
+
+
+def apply_randomly_to_history(table: Table, other: Table, *, count: int) -> None:
+    """Apply batches with late changes, repeats and deletes to two tables, and compare the versions after each batch."""
+    chance = random.Random(11)
+    values = ["a", "b", None, *([KEEP, KEEP] if table.changes.is_partial else [])]
+    applied: list[list[Event]] = []
+    for _ in range(count):
+        repeated = chance.sample(applied[-1], 2) if applied else []
+        applied.append([*repeated, *((chance.randrange(5), chance.randrange(12), chance.randrange(3), chance.choice(values)) for _ in range(9))])  # fmt: skip
+        for each in (table, other):
+            each.apply(applied[-1])
+        assert table.versions() == other.versions()
+        if not table.changes.joins_versions:
+            assert table.versions() == history(applied)
 
 
 def apply_without_effect(table: Table) -> None:
