@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -54,9 +55,30 @@ class CapturedTable:
     schema: str = field(default_factory=lambda: f"s{uuid.uuid4().hex[:8]}")
 
     def create(self) -> None:
-        """Create the captured table."""
+        """
+        Create the captured table, and the table ``audit``, in which a trigger records each change of a row. The changes of a key are in order, because each
+        transaction holds a lock on the rows that it has changed.
+        """
+        audit = f"{self.schema}.audit"
+        names = ", ".join(self.names)
+        news = ", ".join(f"NEW.{name}" for name in self.names)
         self.run(f"CREATE SCHEMA {self.schema}")
         self.run(f"CREATE TABLE {self.name} (id bigint PRIMARY KEY, {self.columns})")
+        self.run(f"CREATE TABLE {audit} AS SELECT {names} FROM {self.name} WITH NO DATA")
+        self.run(f"ALTER TABLE {audit} ADD COLUMN change bigserial, ADD COLUMN is_delete boolean")
+        self.run(
+            f"CREATE FUNCTION {self.schema}.record() RETURNS trigger LANGUAGE plpgsql AS $$ BEGIN "
+            f"IF TG_OP = 'DELETE' OR (TG_OP = 'UPDATE' AND NEW.id <> OLD.id) THEN INSERT INTO {audit} (id, is_delete) VALUES (OLD.id, true); END IF; "
+            f"IF TG_OP <> 'DELETE' THEN INSERT INTO {audit} ({names}, is_delete) VALUES ({news}, false); END IF; RETURN NULL; END $$"
+        )
+        self.run(
+            f"CREATE TRIGGER record AFTER INSERT OR UPDATE OR DELETE ON {self.name} FOR EACH ROW EXECUTE FUNCTION {self.schema}.record()"
+        )
+
+    @property
+    def names(self) -> list[str]:
+        """The columns that are decoded."""
+        return [name.split()[0] for name in self.decoded.split(", ")]
 
     @property
     def name(self) -> str:
@@ -111,7 +133,7 @@ class CapturedTable:
 
     @property
     def pipeline(self) -> Pipeline:
-        """A pipeline that keeps a Delta table, an Iceberg table and another table of Postgres equal to the captured table."""
+        """A pipeline that keeps a Delta table, an Iceberg table and another table of Postgres equal to the captured table, and a history in another table."""
         changes = Changes(
             keys=["id"],
             sequence_by="debezium_sequence",
@@ -120,6 +142,7 @@ class CapturedTable:
             unchanged_columns="debezium_unchanged",
             except_column_list=["debezium_op"],
         )
+        history = replace(changes, apply_as_truncates=None, stored_as_scd_type=2)
         copied = {"table": f"{self.schema}.copied", "markers": f"{self.schema}.markers"}
         return Pipeline(
             name="customers",
@@ -130,12 +153,13 @@ class CapturedTable:
                 value=Debezium(self.decoded, **self.decoder),
             ),
             where="debezium_op IS NOT NULL",
-            transform=for_three_tables,
+            transform=for_each_table,
             sinks={
                 "delta": DeltaSink(str(self.home / "delta"), changes=changes),
                 "iceberg": IcebergSink(
                     str(self.home / "iceberg"), "lake.customers", properties=self.catalog, changes=changes
                 ),
+                "history": DeltaSink(str(self.home / "history"), changes=history),
                 "postgres": JdbcSink("copies", staging=str(self.home / "staging"), changes=changes, **copied),
             },
         )
@@ -165,8 +189,8 @@ class CapturedTable:
         return {"delta": delta.sort_by("id"), "iceberg": iceberg.sort_by("id")}
 
     def check(self) -> None:
-        """Check that each table is equal to the captured table, value by value."""
-        names = [name.split()[0] for name in self.decoded.split(", ")]
+        """Check that each table is equal to the captured table, value by value, and that the history is that of the table ``audit``."""
+        names = self.names
         expected = _comparable(self.rows(", ".join(names)))
         found = {
             name: [tuple(row[column] for column in names) for row in table.to_pylist()]
@@ -175,14 +199,42 @@ class CapturedTable:
         found["postgres"] = self.run(f"SELECT {', '.join(names)} FROM {self.schema}.copied ORDER BY id")
         for name, rows in found.items():
             assert _comparable(rows) == expected, name
+        self._check_history()
+
+    def _check_history(self) -> None:
+        """Each change of a row is a version, which ends where the next change is. A truncate ends none."""
+        recorded: dict[int, list[tuple[Any, ...] | None]] = {}
+        for is_delete, *row in self.run(
+            f"SELECT is_delete, {', '.join(self.names)} FROM {self.schema}.audit ORDER BY change"
+        ):
+            recorded.setdefault(row[0], []).append(None if is_delete else tuple(row))
+        versions: dict[int, list[dict[str, Any]]] = {}
+        history = pa.table(DeltaTable(str(self.home / "history")).to_pyarrow_table())
+        for version in history.sort_by("__START_AT").to_pylist():
+            versions.setdefault(version["id"], []).append(version)
+        for key, events in recorded.items():
+            found = versions.pop(key, [])
+            expected = [event for event in events if event is not None]
+            assert _comparable([tuple(row[name] for name in self.names) for row in found]) == _comparable(expected), key
+            ends = [
+                (row["__END_AT"], following)
+                for row, following in zip_longest(found, [row["__START_AT"] for row in found[1:]])
+            ]
+            are_last = [at + 1 == len(events) for at, event in enumerate(events) if event is not None]
+            are_deleted = [events[at + 1 : at + 2] == [None] for at, event in enumerate(events) if event is not None]
+            for (end, following), is_last, is_deleted in zip(ends, are_last, are_deleted, strict=True):
+                assert (end is None) == is_last, key
+                assert end is None or following is None or (end < following if is_deleted else end == following), key
+        assert not versions, "the history has rows that were never in the table"
 
 
 def _comparable(rows: Sequence[tuple[Any, ...]]) -> list[tuple[Any, ...]]:
     return [tuple("NaN" if value != value else value for value in row) for row in rows]
 
 
-def for_three_tables(records: DataFrame) -> DataFrame:
-    """Return the columns of the row, and those that the sinks need to apply the changes."""
+def for_each_table(records: DataFrame) -> dict[str, DataFrame]:
+    """Return the columns of the row, and those that the sinks need to apply the changes. A history has no truncates."""
     needed = ("debezium_op", "debezium_sequence", "debezium_unchanged")
     added = [name for name in records.columns if name.startswith(("debezium_", "kafka_")) and name not in needed]
-    return records.drop(*added)
+    rows = records.drop(*added)
+    return {**dict.fromkeys(("delta", "iceberg", "postgres"), rows), "history": rows.where("debezium_op <> 't'")}
