@@ -62,22 +62,26 @@ SOURCES: Mapping[str, Any] = {
     "Iceberg": IcebergSource(path="/source", table="lake.orders"),
     "another pipeline": PipelineSource(log="/bronze"),
 }
+_HISTORY = Changes(keys=["id"], sequence_by="seq", stored_as_scd_type=2)
 SINKS: Mapping[str, Any] = {
     "files": FilesSink(path="/out"),
     "Delta": DeltaSink("/table"),
     "Delta, upsert": DeltaSink("/table", mode="upsert", keys=["id"]),
     "Delta, upsert by Spark": DeltaSink("/table", mode="upsert", keys=["id"], engine="spark"),
     "Delta, change data": DeltaSink("/table", changes=Changes(keys=["id"], sequence_by="seq")),
+    "Delta, history of rows": DeltaSink("/table", changes=_HISTORY),
     "Iceberg": IcebergSink("/iceberg", "lake.orders"),
     "Iceberg, upsert": IcebergSink("/iceberg", "lake.orders", mode="upsert", keys=["id"]),
     "Iceberg, upsert by Spark": IcebergSink("/iceberg", "lake.orders", mode="upsert", keys=["id"], engine="spark"),
     "Iceberg, change data": IcebergSink("/iceberg", "lake.orders", changes=Changes(keys=["id"], sequence_by="seq")),
+    "Iceberg, history of rows": IcebergSink("/iceberg", "lake.orders", changes=_HISTORY),
     "database, append": JdbcSink("warehouse", "orders", "/staged"),
     "database, upsert": JdbcSink("warehouse", "orders", "/staged", mode="upsert", keys=["id"]),
     "database, replace_version": JdbcSink("warehouse", "orders", "/staged", mode="replace_version"),
     "database, change data": JdbcSink(
         "warehouse", "orders", "/staged", changes=Changes(keys=["id"], sequence_by="seq")
     ),
+    "database, history of rows": JdbcSink("warehouse", "orders", "/staged", changes=_HISTORY),
     "Kafka topic": KafkaSink("/staged", topic="out", bootstrap_servers="broker:9092"),
     "HTTP, an endpoint that deduplicates by key": HttpSink("/staged", url="http://api/orders", idempotent=True),
     "HTTP, an idempotent operation": HttpSink("/staged", url="http://api/orders", operation="upsert_newer"),
@@ -110,6 +114,11 @@ _CHANGES = (
     *_TRANSACTIONS,
     "tests/connectors/staged_parquet/test_changes.py::test_table_has_the_newest_state_of_each_key_in_any_order_of_arrival",
     "tests/connectors/staged_parquet/test_changes.py::test_tombstone_is_kept_for_its_time_to_live",
+)
+_VERSIONS = (
+    *_TRANSACTIONS,
+    "tests/connectors/staged_parquet/test_history.py::test_table_has_every_version_of_each_row_in_any_order_of_arrival",
+    "tests/integration/test_spark_merge.py::test_history_merged_by_spark_equals_that_merged_by_the_library",
 )
 _DATABASE = (
     *_TRANSACTIONS,
@@ -244,10 +253,16 @@ PROOFS: Mapping[str, tuple[str, ...]] = {
     "database, upsert": _DATABASE,
     "Delta, change data": (
         "tests/prove/test_change_data.py::test_delta_iceberg_and_postgres_equal_their_source_though_debezium_broker_and_drivers_are_killed",
-        "tests/connectors/delta/test_changes.py::test_table_has_the_newest_state_of_each_key_after_a_crash_at_any_step",
+        "tests/connectors/delta/test_changes.py::test_table_has_the_changes_of_each_key_after_a_crash_at_any_step",
         "tests/integration/test_spark_merge.py::test_changes_merged_by_spark_give_the_newest_state_of_each_key_in_any_order_of_arrival",
         *_CHANGES,
     ),
+    "Delta, history of rows": (
+        *_VERSIONS,
+        "tests/prove/test_change_data.py::test_delta_iceberg_and_postgres_equal_their_source_though_debezium_broker_and_drivers_are_killed",
+        "tests/connectors/delta/test_changes.py::test_table_has_the_changes_of_each_key_after_a_crash_at_any_step",
+    ),
+    "Iceberg, history of rows": _VERSIONS,
     "Iceberg, change data": (
         *_CHANGES,
         "tests/integration/test_spark_merge.py::test_changes_merged_by_spark_give_the_newest_state_of_each_key_in_any_order_of_arrival",
@@ -255,6 +270,12 @@ PROOFS: Mapping[str, tuple[str, ...]] = {
     "database, change data": (
         *_CHANGES,
         "tests/integration/test_postgres.py::test_changes_give_the_newest_state_of_each_key_in_any_order_of_arrival",
+    ),
+    "database, history of rows": (
+        *_TRANSACTIONS,
+        "tests/connectors/sql/test_sink.py::test_changes_apply_once_and_in_order_after_a_crash_or_lost_reply_at_any_call",
+        "tests/integration/test_postgres.py::test_history_equals_that_of_a_delta_table",
+        "tests/integration/test_mariadb.py::test_history_equals_that_of_a_delta_table",
     ),
     "database, replace_version": (
         *_DATABASE,

@@ -244,40 +244,52 @@ PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "change-data.md"
 
 
 @pytest.mark.parametrize("files", [1, 6])
-def test_example_of_the_page_gives_the_table_that_the_page_names(
+def test_examples_of_the_page_give_the_tables_that_the_page_names(
     tmp_path: Path, spark: SparkSession, files: int
 ) -> None:
-    (code, _), (toml,) = blocks(PAGE, "python"), blocks(PAGE, "toml")
+    code, (toml,), page = blocks(PAGE, "python"), blocks(PAGE, "toml"), PAGE.read_text()
     names: dict[str, Any] = {}
-    exec(code.partition("\nwith DAG")[0], names)
-    customers, page = names["CUSTOMERS"], PAGE.read_text()
+    exec(code[0].partition("\nwith DAG")[0], names)
+    exec(code[1], names)
     arguments = importlib.import_module("tomllib" if sys.version_info >= (3, 11) else "tomli").loads(toml)
-    assert Changes(**arguments["sinks"]["customers"]["changes"]) == customers.sinks["customers"].changes
+    assert Changes(**arguments["sinks"]["customers"]["changes"]) == names["CUSTOMERS"].sinks["customers"].changes
     (tmp_path / "in").mkdir()
     records = [dict(zip(("op", "seq", "id", "name"), row, strict=True)) for row in rows_of(page, "| op | seq |")]
     for at in range(files):
         lines = [json.dumps(record) for record in records[at::files]]
         (tmp_path / "in" / f"{at}.json").write_text("\n".join(lines) + "\n{}\n")
-    source = FilesSource(path=str(tmp_path / "in"), format="json", schema=customers.source.value.schema)
-    sink = DeltaSink(str(tmp_path / "table"), changes=customers.sinks["customers"].changes)
-    pipeline = customers.replace(
-        log=str(tmp_path / "log"), source=source, sinks={"customers": sink}, limits=Limits(max_files=1)
-    )
-    run_batch(pipeline, run_key="all", drain=True)
-    assert DeltaTable(sink.path).to_pyarrow_table().to_pylist() == [{"id": 7, "seq": 3, "name": "Ann Lee"}]
+
+    def table(example: str) -> list[dict[str, Any]]:
+        pipeline = names[example]
+        source = FilesSource(path=str(tmp_path / "in"), format="json", schema=pipeline.source.value.schema)
+        sink = DeltaSink(str(tmp_path / example / "table"), changes=pipeline.sinks["customers"].changes)
+        local = {"log": str(tmp_path / example / "log"), "source": source, "limits": Limits(max_files=1)}
+        run_batch(pipeline.replace(**local, sinks={"customers": sink}), run_key="all", drain=True)
+        rows: list[dict[str, Any]] = DeltaTable(sink.path).to_pyarrow_table().to_pylist()
+        return rows
+
+    assert table("CUSTOMERS") == [{"id": 7, "seq": 3, "name": "Ann Lee"}]
     assert "`id` 7, `seq` 3, `name` Ann Lee" in page
+    versions = [
+        {"id": int(id), "seq": int(seq), "name": name, "__START_AT": int(start), "__END_AT": int(end) if end else None}
+        for id, seq, name, start, end in cells_of(page, "| id | seq | name | __START_AT |")
+    ]
+    assert sorted(table("CUSTOMER_HISTORY"), key=lambda row: (row["id"], row["seq"])) == versions
 
 
 def test_example_of_debezium_in_the_page_has_the_stated_guarantee() -> None:
     names: dict[str, Any] = {}
-    exec(blocks(PAGE, "python")[1], names)
+    exec(blocks(PAGE, "python")[2], names)
     invoices = names["INVOICES"]
     assert from_json(invoices.to_json()) == invoices
     assert invoices.to_json()["guarantee"]["conditions"] == "tombstones 168 h"
 
 
-def rows_of(page: str, head: str) -> list[list[Any]]:
+def cells_of(page: str, head: str) -> list[list[str]]:
     """Return the rows of a table of a page."""
     lines = page[page.index(head) :].split("\n\n")[0].splitlines()[2:]
-    cells = [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-    return [[op, int(seq), int(id), name or None] for op, seq, id, name in cells]
+    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
+
+
+def rows_of(page: str, head: str) -> list[list[Any]]:
+    return [[op, int(seq), int(id), name or None] for op, seq, id, name in cells_of(page, head)]

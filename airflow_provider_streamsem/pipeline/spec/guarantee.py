@@ -163,6 +163,8 @@ def _dedup_reasons(dedup: Dedup, *, has_state: bool) -> list[str]:
 
 def _mode_reason(output_mode: str, sink: Sink) -> str:
     """Say which rows a sink gets if the transform returns a row of a key again in a later batch (output mode ``update`` or ``complete``)."""
+    if sink.changes is not None and sink.changes.keeps_history:
+        return f'output_mode="{output_mode}" returns a key again, and each row of a key is a version in the table'
     if sink.merges:
         return f'output_mode="{output_mode}" returns a key again, and mode="upsert" keeps the newest row of each key'
     kind = registry.name_of("sinks", sink)
