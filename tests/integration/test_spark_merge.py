@@ -365,7 +365,7 @@ def test_merge_keeps_the_retention_of_main_and_another_writers_commit_is_kept(
     sink = IcebergSink(
         str(tmp_path / "staged"), "db.kept", properties=location, mode="upsert", keys=["k"], engine="spark"
     )
-    merged = IcebergSink._merged
+    merged = IcebergSink._written
     others: list[str] = []
 
     def after_another_writer(self: Any, *arguments: Any) -> Any:
@@ -376,7 +376,7 @@ def test_merge_keeps_the_retention_of_main_and_another_writers_commit_is_kept(
             lake(others[0])
         return result
 
-    monkeypatch.setattr(IcebergSink, "_merged", after_another_writer)
+    monkeypatch.setattr(IcebergSink, "_written", after_another_writer)
     spark.conf.set("spark.wap.id", "mine")
     try:
         merge(sink, 0, {1: (10, "b"), 3: (30, "c")})

@@ -1,7 +1,7 @@
 """
-Merges rows into a Delta table with Spark (extra ``delta``), so that the table accepts the result once (ADR 0024).
+Writes rows to a Delta table with Spark (extra ``delta``), so that the table accepts the result once (ADR 0024).
 
-Spark's Delta writer has no atomic commit on S3, and two publishers could both commit. So Spark merges into a *private copy* of the table: a directory below the
+Spark's Delta writer has no atomic commit on S3, and two publishers could both commit. So Spark writes into a *private copy* of the table: a directory below the
 table with a log that names the files of the table, and which no other process uses. The entry that Spark writes to the log of the copy then becomes the next
 entry of the table's log. A conditional request creates that entry: it succeeds only if no other writer has committed since the copy was made.
 """
@@ -34,13 +34,13 @@ _SETTINGS = {
     "spark.databricks.delta.autoCompact.enabled": "false",
     "spark.databricks.delta.schema.autoMerge.enabled": "false",
     "spark.databricks.delta.commitInfo.enabled": "true",
-    # A merge that changes no row is a commit, too.
+    # A write that changes no row is a commit, too.
     "spark.databricks.delta.skipRecordingEmptyCommits": "false",
     "spark.sql.runSQLOnFiles": "true",
 }
 _UNSET = ("spark.databricks.delta.write.txnAppId", "spark.databricks.delta.write.txnVersion")
-"""With these settings, Spark would skip the merge without an error if the table has the transaction already."""
-_COPIED, _MERGED = 0, 1
+"""With these settings, Spark would skip the write without an error if the table has the transaction already."""
+_COPIED, _WRITTEN = 0, 1
 """The entries of the log of a private copy."""
 _EXPECTED = frozenset(["commitInfo", "add", "remove", "cdc", "metaData", "domainMetadata"])
 _ROW_TRACKING = "delta.rowTracking"
@@ -92,22 +92,22 @@ class PrivateCopy:
         """Delete the copy and the files that Spark wrote to it. Must not be called after the result was sent to the table."""
         self._remove("")
 
-    def merged(self) -> tuple[Action, list[Action]]:
+    def written(self) -> tuple[Action, list[Action]]:
         """
-        Return the commit information of the merge, and its changes as actions of the table's log. Delete the log of the copy.
+        Return the commit information of the write, and its changes as actions of the table's log. Delete the log of the copy.
 
         :raises PublishError: Spark has changed more than rows
         """
-        actions = History(f"{self.location.rstrip('/')}/{self.key}").actions(_MERGED)
+        actions = History(f"{self.location.rstrip('/')}/{self.key}").actions(_WRITTEN)
         if actions is None:
-            raise self._refusal("Spark has committed no merge to the private copy of the Delta table", [])
+            raise self._refusal("Spark has committed nothing to the private copy of the Delta table", [])
         unexpected = sorted({kind for action in actions for kind in action} - _EXPECTED)
         unexpected += [f"metaData.{name}" for each in _of_kind(actions, "metaData") for name in self._changed(each)]
         unexpected += [
             each["domain"] for each in _of_kind(actions, "domainMetadata") if each["domain"] != _ROW_TRACKING
         ]
         if unexpected:
-            raise self._refusal("the merge by Spark changes more than the rows of the Delta table", unexpected)
+            raise self._refusal("the write by Spark changes more than the rows of the Delta table", unexpected)
         info, changes = _of_kind(actions, "commitInfo")[0], [self._change(action) for action in actions]
         self._remove("_delta_log/")
         return info, [change for change in changes if change]
@@ -144,7 +144,7 @@ class PrivateCopy:
         return absolute
 
     def _changed(self, metadata: Action) -> list[str]:
-        """Return the fields of the metadata that a merge must not change. The schema has the largest values of identity columns."""
+        """Return the fields of the metadata that a write must not change. The schema has the largest values of identity columns."""
         names = {*metadata, *self.state.metadata} - {"schemaString"}
         return sorted(name for name in names if metadata.get(name) != self.state.metadata.get(name))
 
@@ -179,7 +179,7 @@ class PrivateCopy:
         file = file_of(action["path"], self.location)
         if file not in self.state.files:
             raise self._refusal(
-                "the merge by Spark changes a file that the Delta table does not have", [file.rpartition("/")[2]]
+                "the write by Spark changes a file that the Delta table does not have", [file.rpartition("/")[2]]
             )
         return self.state.files[file]
 

@@ -117,9 +117,9 @@ def unwritable(table: Any) -> list[str]:
     return sorted(requirements)
 
 
-def unmergeable_by_spark(table: Any) -> list[str]:
+def unwritable_by_spark(table: Any) -> list[str]:
     """
-    Return the requirements of a table that a merge by Spark does not satisfy, by their Delta names; empty if the table is accepted.
+    Return the requirements of a table that a write by Spark does not satisfy, by their Delta names; empty if the table is accepted.
 
     Spark checks constraints, and computes generated columns, identity columns and row ids.
     """

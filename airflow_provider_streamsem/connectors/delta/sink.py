@@ -17,8 +17,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
-from airflow_provider_streamsem.connectors.changes import CHANGE, UNCHANGED, UPSERT, Changes
+from airflow_provider_streamsem.connectors.changes import Changes
 from airflow_provider_streamsem.connectors.columns.identifiers import more_than_once
 from airflow_provider_streamsem.connectors.columns.types import VOID, bare, widened
 from airflow_provider_streamsem.connectors.data_files.bounds import delta_stats
@@ -30,20 +31,26 @@ from airflow_provider_streamsem.connectors.delta.requirements import (
     check_constraints,
     is_append_only,
     not_null_constraints,
-    unmergeable_by_spark,
     unwritable,
+    unwritable_by_spark,
 )
 from airflow_provider_streamsem.connectors.delta.table import (
     OWN_ENTRY,
     CachedTable,
     checked_path,
     create,
+    create_clustered,
     is_transient,
     open_newest,
 )
 from airflow_provider_streamsem.connectors.sink import SinkCommit, SinkMarker, TableRewrite
 from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
-from airflow_provider_streamsem.connectors.staged_parquet.table_sink import RESTORE_TABLE, TableSink, attempts_named
+from airflow_provider_streamsem.connectors.staged_parquet.table_sink import (
+    RESTORE_TABLE,
+    USE_SPARK,
+    TableSink,
+    attempts_named,
+)
 from airflow_provider_streamsem.connectors.staged_parquet.transactions import Failure
 from airflow_provider_streamsem.errors import (
     ConflictError,
@@ -101,13 +108,16 @@ class DeltaSink(TableSink[_Handle]):
 
     :param path: location of the table: an absolute path, ``file:///path`` or ``s3://bucket/prefix``; files are staged below its ``data/``
     :param partition_by: the table's partition columns
+    :param cluster_by: with ``engine="spark"``: the columns by which a table that the sink creates is clustered (liquid clustering). An existing table keeps its
+        clustering columns
     :param mode: ``append`` adds rows. ``upsert`` replaces the row with the same keys; of several rows of a batch with the same keys, the
         last is used. For ``upsert`` the publisher reads the batch into memory, and reprocessing is refused
     :param keys: for ``upsert``: the columns that identify a row. Their values must not be null
     :param sequence_by: for ``upsert``: columns that order the rows of a batch with equal keys, ascending; a null comes first. The last row is kept. Default:
         the order of the source. A batch is refused if that order is lost and rows with equal keys differ
     :param engine: for ``upsert``: ``spark`` merges with Spark's MERGE, in the session of the run and on its executors. ``library`` merges in the process of the
-        publisher, without Delta's Spark package. ``auto`` uses Spark for a batch of more than 1,000,000 rows, if the session has the package, else the library
+        publisher, without Delta's Spark package. ``auto`` uses Spark for a batch of more than 1,000,000 rows, if the session has the package, else the library.
+        For ``append``: ``spark`` writes the rows with Spark into a table with any features that Spark supports, and reprocessing is refused
     :param changes: applies change data: each row upserts or deletes the row with the same keys, or truncates the table. Sets ``mode``, ``keys`` and
         ``sequence_by``
     :raises InvalidError: an argument is not valid
@@ -128,9 +138,13 @@ class DeltaSink(TableSink[_Handle]):
     sequence_by: Sequence[str] = ()
     engine: str = "auto"
     changes: Changes | None = None
+    cluster_by: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         self.validate_arguments("sink delta:")
+        object.__setattr__(self, "cluster_by", arguments.text_list("sink delta: cluster_by", self.cluster_by))
+        if self.cluster_by and (self.engine != "spark" or self.partition_by):
+            raise InvalidError("sink delta: cluster_by needs engine spark, and excludes partition_by")
         checked_path("sink delta: path", self.path)
 
     def immutable_config(self) -> Json:
@@ -140,16 +154,14 @@ class DeltaSink(TableSink[_Handle]):
     def resolve_schema(self, schema: str) -> str:
         """Also refuse a table with requirements that this sink does not satisfy."""
         fields = _fields(schema)
-        lacking = sorted(set(self.partition_by) - {field["name"] for field in fields})
-        if fields and lacking:
-            raise DataError("the rows lack partition columns", missing=lacking)
+        names = {field["name"] for field in fields}
+        for kind, columns in (("partition", self.partition_by), ("clustering", self.cluster_by)):
+            if fields and (lacking := sorted({*columns} - names)):
+                raise DataError(f"the rows lack {kind} columns", missing=lacking)
         cached = open_newest(self.path, refusal=DataError)
         if cached is not None:
             table = cached.table
-            self._check_partitions(table)
-            if problems := self._problems(table):
-                summary = "the Delta table has requirements for writers that this sink does not satisfy"
-                raise DataError(summary, table=self.path, requires=problems)
+            self._check_requirements(table)
             Requirements.of(table).check_columns([field["name"] for field in fields])
             fields = self._with_table_types(table, fields)
             self._check_can_add(table, self._missing_columns(table, fields))
@@ -162,9 +174,24 @@ class DeltaSink(TableSink[_Handle]):
             own = [] if cached is None else _columns(cached.table)
             mergeable.check_names([*fields, *own], {} if cached is None else cached.table.metadata().configuration)
             mergeable.check_for_spark(fields, own, self.partition_by)
-        elif self.merges:
+        elif self.rewrites:
             mergeable.check_columns(fields, self.partition_by)
         return _with_types(schema, fields)
+
+    def check_table(self) -> None:
+        """Refuse a table with requirements that this sink does not satisfy."""
+        cached = open_newest(self.path, refusal=DataError)
+        if cached is not None:
+            self._check_requirements(cached.table)
+            cached.keep()
+
+    def _check_requirements(self, table: Any) -> None:
+        self._check_partitions(table)
+        if problems := self._problems(table, by_spark=self.engine == "spark"):
+            summary = "the Delta table has requirements for writers that this sink does not satisfy"
+            error = DataError(summary, table=self.path, requires=problems)
+            helps = self.engine != "spark" and not self._problems(table, by_spark=True)
+            raise error.advising(USE_SPARK) if helps else error
 
     def attempts_in_use(self) -> set[tuple[int, str]]:
         cached = open_newest(self.path)
@@ -189,19 +216,13 @@ class DeltaSink(TableSink[_Handle]):
         cached.keep()
 
     def stage(self, frame: DataFrame, version: int, attempt_id: str) -> frozenset[str] | None:
-        """For a merge by Spark, also refuse rows that violate CHECK constraints of the table: after the commit, the batch could only be skipped."""
+        """For a write by Spark, also refuse rows that violate CHECK constraints of the table: after the commit, the batch could only be skipped."""
         cached = open_newest(self.path, refusal=DataError) if self.engine == "spark" else None
         if cached is not None:
-            from airflow_provider_streamsem.connectors.data_files import write
-
             constraints = check_constraints(cached.table, frame.columns)
-            if (
-                self.changes is not None
-            ):  # a delete lacks values, and so does an upsert that leaves columns unchanged, on which MERGE decides
-                constraints |= not_null_constraints(cached.table)
-                lacks = f"{CHANGE} <> '{UPSERT}'" + (f" OR {UNCHANGED} IS NOT NULL" if self.changes.is_partial else "")
-                constraints = {name: f"{lacks} OR ({holds})" for name, holds in constraints.items()}
-            frame = write.refusing_violations(frame, constraints)
+            # In other batches, footers count the nulls, which is cheaper.
+            constraints |= not_null_constraints(cached.table) if self.changes is not None else {}
+            frame = self.refusing_violations(frame, constraints)
             cached.keep()
         return TableSink.stage(self, frame, version, attempt_id)
 
@@ -231,10 +252,10 @@ class DeltaSink(TableSink[_Handle]):
 
     def stats(self, parquet: Any) -> str:
         """
-        Return Delta's statistics of the file; ``""`` for a merge, which computes the statistics of the files that it writes. Refuse dates, times and decimals
+        Return Delta's statistics of the file; ``""`` if the rows are written again, with statistics of the new files. Refuse dates, times and decimals
         that delta-rs cannot read. In a partition column, one such value makes the whole table unreadable for it.
         """
-        if self.merges:
+        if self.rewrites:
             keyed_rows.check_times(parquet)
             return ""
         keyed_rows.check_times(parquet, self.partition_by)
@@ -271,7 +292,7 @@ class DeltaSink(TableSink[_Handle]):
             self._check_not_restored(batch, handle.cached, marker)
 
     def commit(self, handle: _Handle, batch: SinkCommit, marker: SinkMarker | None, *, skips: bool) -> bool:
-        handle.cached = cached = handle.cached or create(self.path, _fields(batch.schema), self.partition_by)
+        handle.cached = cached = handle.cached or self._created(_fields(batch.schema))
         app = _app(batch)
         number = cached.table.version() + 1  # retries of deltalake are disabled, so it commits this entry or fails
         if not self._commit_entry(cached.table, batch, app, skipped=skips):
@@ -283,15 +304,20 @@ class DeltaSink(TableSink[_Handle]):
         handle.entry = number
         return True
 
-    def _merged(self, session: SparkSession, batch: SinkCommit, table: Any) -> _Changes:
-        """Merge the rows with Spark into a private copy of the table."""
+    def _created(self, fields: Sequence[dict[str, Any]]) -> CachedTable:
+        if self.cluster_by:
+            return create_clustered(self.path, fields, self.cluster_by)
+        return create(self.path, fields, self.partition_by)
+
+    def _written(self, session: SparkSession, batch: SinkCommit, table: Any) -> _Changes:
+        """Write the rows with Spark into a private copy of the table."""
         from airflow_provider_streamsem.connectors.delta.private_copy import PrivateCopy
-        from airflow_provider_streamsem.connectors.staged_parquet import spark_merge
+        from airflow_provider_streamsem.connectors.staged_parquet import spark_write
 
         copy = PrivateCopy.create(session, self.location, table.version())
         try:
-            spark_merge.merge(session, copy.name, self, batch, self.keys)
-            return copy.merged()
+            spark_write.write(session, copy.name, self, batch, self.keys)
+            return copy.written()
         except Exception:
             copy.delete()
             raise
@@ -329,20 +355,20 @@ class DeltaSink(TableSink[_Handle]):
             if not self._prepare(table, batch):
                 return False
             self.check_staged(batch)
-            actions = [] if self.merges else self._changes(table, batch)
-        merges = self.merges and batch.committable.rows > 0 and not skipped
-        merged: _Changes | None = ({"operation": "STREAMSEM MARKER"}, []) if self.engine == "spark" else None
-        if merges:
+            actions = [] if self.rewrites else self._changes(table, batch)
+        rewrites = self.rewrites and batch.committable.rows > 0 and not skipped
+        written: _Changes | None = ({"operation": "STREAMSEM MARKER"}, []) if self.engine == "spark" else None
+        if rewrites:
             newest = self.dataset().stat(key_of(table.version()))
-            merged = self.merged_by_spark(batch, lambda session: self._merged(session, batch, table))
-            if merged is not None and self.dataset().stat(key_of(table.version())) != newest:
+            written = self.written_by_spark(batch, lambda session: self._written(session, batch, table))
+            if written is not None and self.dataset().stat(key_of(table.version())) != newest:
                 return False  # the table was dropped or recreated in the meantime
-        if merged is not None:
-            return self.dataset().create(key_of(table.version() + 1), entry(table, self.location, marks, app, *merged))
+        if written is not None:
+            return self.dataset().create(key_of(table.version() + 1), entry(table, self.location, marks, app, *written))
         transactions = [Transaction(name, number) for name, number in marks.items()]
         own = {OWN_ENTRY: app}
         properties = CommitProperties(app_transactions=transactions, max_commit_retries=0, custom_metadata=own)
-        if merges:
+        if rewrites:
             from airflow_provider_streamsem.connectors.delta.merge import merge
 
             return merge(table, self.location, batch, self.keys, self.changes, properties)
@@ -355,7 +381,7 @@ class DeltaSink(TableSink[_Handle]):
         from deltalake import CommitProperties
         from deltalake.schema import Field
 
-        if problems := self._problems(table):
+        if problems := self._problems(table, by_spark=self.engine == "spark"):
             raise PublishError(
                 "the Delta table was changed and now has requirements for writers that this sink does not satisfy; nothing of the batch is in it",
                 table=self.path,
@@ -425,7 +451,7 @@ class DeltaSink(TableSink[_Handle]):
 
     def _type_in_table(self, known: dict[str, Any], given: Any) -> Any:
         try:
-            return widened(_nullable(known["type"]), given, known["name"], grows=_never, lacks=not self.merges)
+            return widened(_nullable(known["type"]), given, known["name"], grows=_never, lacks=not self.rewrites)
         except DataError as error:
             raise DataError(
                 "a column has another type in the Delta table",
@@ -443,7 +469,7 @@ class DeltaSink(TableSink[_Handle]):
         return [new for field in fields if (new := _added(existing.get(field["name"]), field)) is not None]
 
     def _check_can_add(self, table: Any, columns: Sequence[dict[str, Any]]) -> None:
-        """Deltalake adds the columns, also if Spark merges the rows."""
+        """Deltalake adds the columns, also if Spark writes the rows."""
         if columns and (problems := unwritable(table)):
             names = sorted(field["name"] for field in columns)
             summary = "the Delta table lacks columns of the rows, and has requirements with which this sink cannot add columns"
@@ -451,9 +477,10 @@ class DeltaSink(TableSink[_Handle]):
                 "add the columns with Spark: ALTER TABLE … ADD COLUMNS. Then run again."
             )
 
-    def _problems(self, table: Any) -> list[str]:
-        if self.engine == "spark":
-            return [*unmergeable_by_spark(table), *(["delta.appendOnly"] if is_append_only(table) else [])]
+    def _problems(self, table: Any, *, by_spark: bool) -> list[str]:
+        if by_spark:
+            refused = ["delta.appendOnly"] if self.merges and is_append_only(table) else []
+            return [*unwritable_by_spark(table), *refused]
         return [*unwritable(table), *(mergeable.unmergeable(table) if self.merges else [])]
 
     def _requirements(self, table: Any) -> Requirements:

@@ -9,14 +9,16 @@ from __future__ import annotations
 
 import json
 import re
+import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from threading import Lock
 from typing import Any
 
 from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connectors.delta import statistics
-from airflow_provider_streamsem.connectors.delta.history import key_of
+from airflow_provider_streamsem.connectors.delta.history import encoded, key_of
 from airflow_provider_streamsem.errors import (
     InvalidError,
     PublishError,
@@ -30,6 +32,7 @@ from airflow_provider_streamsem.stores.dataset import open_dataset
 
 OWN_ENTRY = "streamsem"
 """Key in the commit information of an entry. Its value is the application id of the transaction identifier that the entry sets."""
+_CLUSTERING = "delta.clustering"
 _MAX_CACHED = 8
 _MAX_ENTRIES = 1000
 _NO_PERMISSION = re.compile(r"\b40[13]\b|AccessDenied|PermissionDenied|Forbidden|Unauthenticated|Unauthorized")
@@ -247,6 +250,42 @@ def create(path: str, fields: Sequence[Mapping[str, Any]], partition_by: Sequenc
             raise error_class(error, PublishError)(summary, table=path, problem=type(error).__name__) from error
         return cached
     return CachedTable(path, options, table)
+
+
+def create_clustered(path: str, fields: Sequence[Mapping[str, Any]], cluster_by: Sequence[str]) -> CachedTable:
+    """
+    As :func:`create`, with clustering columns. delta-rs cannot create such a table, so this function writes the first entry of its log.
+
+    See *Clustered Table* in the Delta protocol.
+    """
+    is_ntz = "timestamp_ntz" in json.dumps(fields)
+    features = ["appendOnly", "clustering", "domainMetadata", "invariants", *(["timestampNtz"] if is_ntz else [])]
+    reader = {"minReaderVersion": 3, "readerFeatures": ["timestampNtz"]} if is_ntz else {"minReaderVersion": 1}
+    domain = {"clusteringColumns": [[name] for name in cluster_by], "domainName": _CLUSTERING}
+    lines: list[dict[str, Any]] = [
+        {"commitInfo": {"timestamp": SYSTEM_CLOCK.now_ms(), "operation": "CREATE TABLE"}},
+        {"protocol": {**reader, "minWriterVersion": 7, "writerFeatures": features}},
+        {
+            "metaData": {
+                "id": str(uuid.UUID(SYSTEM_CLOCK.new_id())),
+                "format": {"provider": "parquet", "options": {}},
+                "schemaString": json.dumps({"type": "struct", "fields": fields}),
+                "partitionColumns": [],
+                "configuration": statistics.properties(_first(fields, cluster_by), ()),
+                "createdTime": SYSTEM_CLOCK.now_ms(),
+            }
+        },
+        {"domainMetadata": {"domain": _CLUSTERING, "configuration": json.dumps(domain), "removed": False}},
+    ]
+    open_dataset(path).create(key_of(0), encoded(lines))
+    created = open_newest(path)
+    assert created is not None  # this process or another one has created it
+    return created
+
+
+def _first(fields: Sequence[Mapping[str, Any]], names: Sequence[str]) -> list[Mapping[str, Any]]:
+    """Columns by which a table is clustered must have statistics."""
+    return sorted(fields, key=lambda field: field["name"] not in names)
 
 
 def _store_options(path: str) -> dict[str, str]:

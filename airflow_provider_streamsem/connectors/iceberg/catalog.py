@@ -142,6 +142,9 @@ def opened(name: str, properties: Mapping[str, str], conn_id: str | None, locati
         yield catalog
 
 
+_UNKNOWN_TYPE = re.compile(r"Unsupported field type: '(\w+)'")
+
+
 def table(catalog: Catalog, name: str, *, refusal: type[StreamsemError]) -> Table | None:
     """Load ``namespace.table``; ``None`` if there is none. ``refusal`` is raised if pyiceberg can never read the table."""
     from pyiceberg.exceptions import NoSuchNamespaceError, NoSuchTableError
@@ -153,6 +156,12 @@ def table(catalog: Catalog, name: str, *, refusal: type[StreamsemError]) -> Tabl
     except InvalidError:
         raise
     except Exception as error:
+        unknown = sorted({*_UNKNOWN_TYPE.findall(str(error))})
+        if unknown:
+            summary = "the Iceberg table has columns of types that pyiceberg cannot read"
+            raise refusal(summary, table=name, types=unknown).advising(
+                "use a table without these types: copy the rows with Spark, or drop the columns. Then run again."
+            ) from None
         summary = "the Iceberg table cannot be loaded"
         raise error_class(error, refusal)(summary, table=name, problem=type(error).__name__) from error
 

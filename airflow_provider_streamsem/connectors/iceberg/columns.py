@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import count
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_streamsem.connectors.columns.identifiers import more_than_once
+from airflow_provider_streamsem.connectors.columns.identifiers import more_than_once, quoted
 from airflow_provider_streamsem.connectors.columns.types import bare, widened
 from airflow_provider_streamsem.errors import DataError
 
@@ -112,11 +112,14 @@ def _type(spark: Any, column: str, ids: Any) -> IcebergType:
     return DecimalType(int(decimal[1]), int(decimal[2]))
 
 
-def unwritable(table: TableMetadata, *, expires: bool, newest_format: int = _NEWEST_FORMAT) -> list[str]:
+def unwritable(
+    table: TableMetadata, *, expires: bool, newest_format: int = _NEWEST_FORMAT, by_spark: bool = False
+) -> list[str]:
     """
     Return the requirements of a table that this sink does not satisfy, by their Iceberg names; empty if the table is accepted.
 
     :param newest_format: the newest format version that the writer and the catalog support
+    :param by_spark: whether Spark writes the rows. Then columns and struct fields may be required, because :func:`required` is checked
 
     Other properties (``write.*``) do not change the values of rows, so they are accepted. A sort order is accepted too, because the manifest does not
     mark the staged files as sorted.
@@ -124,13 +127,82 @@ def unwritable(table: TableMetadata, *, expires: bool, newest_format: int = _NEW
     requirements = []
     if table.format_version > newest_format:  # default values, row lineage, variant, deletion vectors
         requirements.append(f"format-version {table.format_version}")
-    requirements += [f"{name}: must not be null" for name, required in _required(table.schema()) if required]
+    checked = {".".join(path) for path in _required_paths(table.schema())} if by_spark else set()
+    is_refused = [name for name, required in _required(table.schema()) if required and name not in checked]
+    requirements += [f"{name}: must not be null" for name in is_refused]
     requirements += [
         name for name in table.properties if name.startswith("encryption.") or name == "write.py-location-provider.impl"
     ]
     if expires and table.properties.get("gc.enabled", "true").lower() == "false":
         requirements.append("gc.enabled=false, and expire_after_s is set")
     return sorted(requirements)
+
+
+def required(table: TableMetadata) -> dict[str, str]:
+    """Return the columns and struct fields that must not be null: name → SQL expression. As in Iceberg's writers, a null struct has no fields."""
+    conditions = {}
+    for path in _required_paths(table.schema()):
+        names = [quoted(name) for name in path]
+        above = [f"{'.'.join(names[:n])} IS NULL" for n in range(1, len(names))]
+        conditions[f"{'.'.join(path)} IS NOT NULL"] = " OR ".join([*above, f"{'.'.join(names)} IS NOT NULL"])
+    return conditions
+
+
+def as_required(columns: Schema, existing: Schema) -> Schema:
+    """Return the columns in which those are required that are required in the table. Otherwise pyiceberg would make them optional in the table."""
+    from pyiceberg.schema import Schema
+
+    return Schema(*(_as_required(field, existing.as_struct()) for field in columns.fields))
+
+
+def _as_required(field: NestedField, above: Any) -> NestedField:
+    own = next((known for known in above.fields if known.name == field.name), None)
+    if own is None:
+        return field
+    return field.model_copy(
+        update={"required": own.required, "field_type": _type_as_required(field.field_type, own.field_type)}
+    )
+
+
+def _type_as_required(kind: IcebergType, own: IcebergType) -> IcebergType:
+    from pyiceberg.types import ListType, MapType, StructType
+
+    if isinstance(kind, StructType) and isinstance(own, StructType):
+        return StructType(*(_as_required(field, own) for field in kind.fields))
+    if isinstance(kind, ListType) and isinstance(own, ListType):
+        element = _type_as_required(kind.element_type, own.element_type)
+        return ListType(kind.element_id, element, element_required=own.element_required)
+    if isinstance(kind, MapType) and isinstance(own, MapType):
+        key, value = (
+            _type_as_required(mine, theirs)
+            for mine, theirs in ((kind.key_type, own.key_type), (kind.value_type, own.value_type))
+        )
+        return MapType(kind.key_id, key, kind.value_id, value, value_required=own.value_required)
+    return kind
+
+
+def check_required(table: TableMetadata, names: Sequence[str]) -> None:
+    """Refuse rows that lack a required column. No names: a batch without rows."""
+    lacking = sorted({path[0] for path in _required_paths(table.schema()) if len(path) == 1} - {*names})
+    if names and lacking:
+        raise DataError("the rows lack columns that must not be null in the Iceberg table", missing=lacking).advising(
+            "return the columns from the transform, then run again."
+        )
+
+
+def _required_paths(schema: Schema) -> list[tuple[str, ...]]:
+    """Return the required columns, and the required fields of structs that are not in arrays or maps."""
+    from pyiceberg.types import StructType
+
+    def of(fields: Sequence[NestedField], above: tuple[str, ...]) -> Iterator[tuple[str, ...]]:
+        for field in fields:
+            path = (*above, field.name)
+            if field.required:
+                yield path
+            if isinstance(field.field_type, StructType):
+                yield from of(field.field_type.fields, path)
+
+    return [*of(schema.fields, ())]
 
 
 def fitted(table: TableMetadata, schema: str, partition_by: Sequence[str], *, lacks: bool) -> str:

@@ -148,8 +148,7 @@ def at_snapshot(table: Table, snapshot: Snapshot, location: str) -> list[FilePin
     deletes = [manifest for manifest in manifests if manifest.content == ManifestContent.DELETES]
     if any(entries for _, entries in _entries(table, deletes)):
         summary = "the Iceberg table has delete files (merge-on-read), so its rows cannot be read from its data files; nothing was written"
-        facts = {"snapshot": str(snapshot.snapshot_id)}
-        raise SourceChangedError(summary, **facts).advising(
+        raise SourceChangedError(summary, snapshot=str(snapshot.snapshot_id), requires=["delete files"]).advising(
             'rewrite the files, for example with Spark\'s procedure rewrite_data_files and delete-file-threshold 1. A source can also set starting="latest".'
         )
     data = [manifest for manifest in manifests if manifest.content == ManifestContent.DATA]

@@ -1,7 +1,7 @@
 """
-Merges rows into an Iceberg table with Spark, so that the table accepts the result once (ADR 0024; extra ``iceberg``).
+Writes rows to an Iceberg table with Spark, so that the table accepts the result once (ADR 0024; extra ``iceberg``).
 
-Spark merges into a *private copy* of the table: a copy of its metadata in a new directory, which no other process uses, with the same data files. So Spark
+Spark writes into a *private copy* of the table: a copy of its metadata in a new directory, which no other process uses, with the same data files. So Spark
 needs no access to the table's catalog. The snapshot that Spark adds to the copy then becomes a snapshot of the table, in one commit with the marker. The
 catalog accepts the commit only if no other writer has moved the branch ``main``.
 """
@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 _METADATA_PATH = "write.metadata.path"
 _DELETES_METADATA = "write.metadata.delete-after-commit.enabled"
 _UNSET = ("spark.wap.id", "spark.wap.branch")
-"""With these settings, Spark would not merge into the branch ``main``."""
+"""With these settings, Spark would not write to the branch ``main``."""
 _HINT = "version-hint.text"
-_COPIED, _MERGED = "v1.metadata.json", "v2.metadata.json"
+_COPIED, _WRITTEN = "v1.metadata.json", "v2.metadata.json"
 _KEPT = (
     "current-schema-id",
     "default-sort-order-id",
@@ -39,7 +39,7 @@ _KEPT = (
     "location",
     "table-uuid",
 )
-"""The fields of the metadata that a merge must not change."""
+"""The fields of the metadata that a write must not change."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,22 +92,22 @@ class PrivateCopy:
         """The name of the copy in Spark SQL."""
         return f"{self.catalog}.{quoted(self.directory.rpartition('/')[2])}"
 
-    def merged(self, table: str) -> dict[str, Any]:
+    def written(self, table: str) -> dict[str, Any]:
         """
         Return the snapshot that Spark has added, as JSON of the table's metadata, and delete the copy of the metadata.
 
         :param table: the name of the table in errors
         :raises PublishError: Spark has changed more than rows
         """
-        with self.io.new_input(self._path(_MERGED)).open() as file:
-            merged = json.loads(file.read())
-        changed = [name for name in _KEPT if merged.get(name) != self.metadata.get(name)]
+        with self.io.new_input(self._path(_WRITTEN)).open() as file:
+            written = json.loads(file.read())
+        changed = [name for name in _KEPT if written.get(name) != self.metadata.get(name)]
         known = {snapshot["snapshot-id"] for snapshot in self.metadata.get("snapshots") or ()}
-        added = [snapshot for snapshot in merged["snapshots"] if snapshot["snapshot-id"] not in known]
-        if changed or len(added) != 1 or added[0]["snapshot-id"] != merged["current-snapshot-id"]:
-            summary = "the merge by Spark changes more than the rows of the Iceberg table; nothing of the batch is in the table"
+        added = [snapshot for snapshot in written["snapshots"] if snapshot["snapshot-id"] not in known]
+        if changed or len(added) != 1 or added[0]["snapshot-id"] != written["current-snapshot-id"]:
+            summary = "the write by Spark changes more than the rows of the Iceberg table; nothing of the batch is in the table"
             raise PublishError(summary, table=table, changed=changed, snapshots=len(added))
-        self._delete((_COPIED, _MERGED, _HINT))
+        self._delete((_COPIED, _WRITTEN, _HINT))
         return dict(added[0])
 
     def _path(self, name: str) -> str:

@@ -25,9 +25,15 @@ from airflow_provider_streamsem.connectors.iceberg import catalog as iceberg_cat
 from airflow_provider_streamsem.connectors.iceberg import columns as iceberg_columns
 from airflow_provider_streamsem.connectors.iceberg import files as iceberg_files
 from airflow_provider_streamsem.connectors.iceberg.catalog import is_transient
+from airflow_provider_streamsem.connectors.iceberg.partitions import Partition, of_table, spec_of
 from airflow_provider_streamsem.connectors.sink import SinkCommit, SinkMarker, TableRewrite
 from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
-from airflow_provider_streamsem.connectors.staged_parquet.table_sink import RESTORE_TABLE, TableSink, attempts_named
+from airflow_provider_streamsem.connectors.staged_parquet.table_sink import (
+    RESTORE_TABLE,
+    USE_SPARK,
+    TableSink,
+    attempts_named,
+)
 from airflow_provider_streamsem.connectors.staged_parquet.transactions import Failure
 from airflow_provider_streamsem.errors import (
     ConflictError,
@@ -46,7 +52,7 @@ if TYPE_CHECKING:
     from pyiceberg.manifest import DataFile as IcebergFile
     from pyiceberg.schema import Schema
     from pyiceberg.table import Table, Transaction
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
     from airflow_provider_streamsem.connectors.iceberg.commit import OneCommit
 
@@ -87,7 +93,8 @@ class IcebergSink(TableSink[_Handle]):
     :param properties: properties of the catalog in pyiceberg's form (``type``, ``uri``, ``warehouse`` …), without secrets
     :param conn_id: an Airflow connection with more properties in its extra, including secrets. Its host is the ``uri``; login and password are the
         ``credential`` of a REST catalog
-    :param partition_by: the table's partition columns, each with the identity transform
+    :param partition_by: the table's partition fields: columns, or with ``engine="spark"`` also transforms of columns: ``year(c)``, ``month(c)``, ``day(c)``,
+        ``hour(c)``, ``bucket(n, c)``, ``truncate(n, c)``
     :param mode: ``append`` adds rows. ``upsert`` replaces the row with the same key; of several rows of a batch with the same key, the last is
         used. For ``upsert`` the publisher reads the batch, and each file of the table that it changes, into memory. The rows must have every
         column of the table, and reprocessing is refused
@@ -96,7 +103,8 @@ class IcebergSink(TableSink[_Handle]):
         the order of the source. A batch is refused if that order is lost and rows with equal keys differ
     :param engine: for ``upsert``: ``spark`` merges with Spark's MERGE, in the session of the run and on its executors. The rows may lack columns of the table,
         and the table may have any partitions. ``library`` merges in the process of the publisher, without Iceberg's Spark package. ``auto`` uses Spark for a
-        batch of more than 1,000,000 rows, if the session has the package, else the library
+        batch of more than 1,000,000 rows, if the session has the package, else the library. For ``append``: ``spark`` writes the rows with Spark into a table
+        with any features that Spark supports, and reprocessing is refused
     :param changes: applies change data: each row upserts or deletes the row with the same keys, or truncates the table. Sets ``mode``, ``keys`` and
         ``sequence_by``
     :param expire_after_s: age in seconds, 1 or more, at which the publishing commit expires snapshots of this sink. Default: the sink expires none.
@@ -135,9 +143,35 @@ class IcebergSink(TableSink[_Handle]):
         if self.expire_after_s is not None:
             arguments.integer(f"{where} expire_after_s", self.expire_after_s, least=1)
         self.validate_arguments(where)
+        partitions = [Partition.parse(where, text) for text in self.partition_by]
+        object.__setattr__(self, "partition_by", tuple(part.text for part in partitions))
+        if self.engine != "spark" and not all(part.is_identity for part in partitions):
+            summary = (
+                f"{where} partition_by with transforms needs engine spark, which writes the rows into their partitions"
+            )
+            raise InvalidError(summary, given=[part.text for part in partitions if not part.is_identity])
         if any("." in key for key in self.keys):
             summary = "the keys of an Iceberg table must not have a dot in their names"
             raise InvalidError(summary, given=list(self.keys))
+
+    @property
+    def _partitions(self) -> list[Partition]:
+        return [Partition.parse("", text) for text in self.partition_by]
+
+    @property
+    def _partition_columns(self) -> list[str]:
+        return [part.column for part in self._partitions]
+
+    @property
+    def plain_partitions(self) -> Sequence[str]:
+        return [part.column for part in self._partitions if part.is_identity]
+
+    def check_table(self) -> None:
+        """Refuse a table with requirements that this sink does not satisfy."""
+        with self._opened() as catalog:
+            table = self._read(catalog, refusal=DataError)
+            if table is not None:
+                self._check_requirements(table)
 
     def immutable_config(self) -> Json:
         """The properties of the catalog are not included and may change."""
@@ -157,7 +191,7 @@ class IcebergSink(TableSink[_Handle]):
             if table is not None:
                 schema = self._fitted(table, schema)
             named, _ = column_types.typed(schema)
-            columns = iceberg_columns.iceberg_schema(named, self.partition_by)
+            columns = iceberg_columns.iceberg_schema(named, self._partition_columns)
             fields = json.loads(named)["fields"]
             keyed_rows.check_keys(fields, self.keys)
             if self.changes is not None:
@@ -165,6 +199,8 @@ class IcebergSink(TableSink[_Handle]):
             self.check_names(field["name"] for field in fields)
             if table is not None:
                 self._check_merge(table, columns)
+                if self.engine == "spark":
+                    iceberg_columns.check_required(table.metadata, [field["name"] for field in fields])
             return schema
 
     def attempts_in_use(self) -> set[tuple[int, str]]:
@@ -232,12 +268,13 @@ class IcebergSink(TableSink[_Handle]):
                 _DO_REWRITE
             ) from error
         if iceberg_files.has_equality_deletes(table):
-            raise InvalidError(f"{_EQUALITY_DELETES}; nothing was written", table=self.table).advising(_DO_COMPACT)
+            summary = f"{_EQUALITY_DELETES}; nothing was written"
+            raise InvalidError(summary, table=self.table, requires=["equality deletes"]).advising(_DO_COMPACT)
         return table
 
     def stats(self, parquet: Any) -> str:
-        """Return a file's metrics by column path; ``""`` for a merge, because pyiceberg computes the metrics of the files that it writes."""
-        if self.merges:
+        """Return a file's metrics by column path; ``""`` if the rows are written again, with metrics of the new files."""
+        if self.rewrites:
             keyed_rows.check_times(parquet)
             return ""
         return iceberg_files.metrics(parquet, partition_by=self.partition_by)
@@ -251,6 +288,15 @@ class IcebergSink(TableSink[_Handle]):
             if table is not None and marker is not None and _is_rolled_back(table, key):
                 raise MarkerLostError(_ROLLED_BACK, table=self.table, sink=sink, marker=marker.version)
             return marker
+
+    def stage(self, frame: DataFrame, version: int, attempt_id: str) -> frozenset[str] | None:
+        """For a write by Spark, also refuse nulls in required columns: after the commit, the batch could only be skipped."""
+        if self.engine == "spark":
+            with self._opened() as catalog:
+                table = self._read(catalog, refusal=DataError)
+            if table is not None:
+                frame = self.refusing_violations(frame, iceberg_columns.required(table.metadata))
+        return TableSink.stage(self, frame, version, attempt_id)
 
     @contextmanager
     def opened(self, batch: SinkCommit, failure: Failure | None, *, skips: bool) -> Iterator[_Handle]:
@@ -311,7 +357,7 @@ class IcebergSink(TableSink[_Handle]):
         if state == "applied":
             self._fit(commit, table, batch)
             self.check_staged(batch)
-        if state == "applied" and not self.merges:
+        if state == "applied" and not self.rewrites:
             metadata = commit.table_metadata
             files = [
                 iceberg_files.iceberg_file(metadata, file, self._uri(file.key)) for file in batch.committable.files
@@ -320,39 +366,39 @@ class IcebergSink(TableSink[_Handle]):
         if self.expire_after_s is not None:
             commit.expire(older_than_ms=SYSTEM_CLOCK.now_ms() - self.expire_after_s * 1000, marked=key)
         commit.set_properties(mark)
-        if state == "applied" and self.merges and batch.committable.rows:
-            self._merge(commit, batch, mark)
+        if state == "applied" and self.rewrites and batch.committable.rows:
+            self._write(commit, batch, mark)
         else:
             commit.add_snapshot(files, removed, mark)
         commit.commit_transaction()
 
-    def _merge(self, commit: OneCommit, batch: SinkCommit, mark: dict[str, str]) -> None:
-        merged = self.merged_by_spark(batch, lambda session: self._merged(session, commit, batch))
-        if merged is not None:
-            commit.add_written(merged, mark)
+    def _write(self, commit: OneCommit, batch: SinkCommit, mark: dict[str, str]) -> None:
+        written = self.written_by_spark(batch, lambda session: self._written(session, commit, batch))
+        if written is not None:
+            commit.add_written(written, mark)
             return
         from airflow_provider_streamsem.connectors.iceberg.merge import merge
 
         merge(commit, self.location, batch, self.keys, self.changes, mark)
 
-    def _merged(self, session: SparkSession, commit: OneCommit, batch: SinkCommit) -> dict[str, Any]:
-        """Merge the rows with Spark into a private copy of the table, and return the new snapshot."""
+    def _written(self, session: SparkSession, commit: OneCommit, batch: SinkCommit) -> dict[str, Any]:
+        """Write the rows with Spark into a private copy of the table, and return the new snapshot."""
         from airflow_provider_streamsem.connectors.iceberg.private_copy import PrivateCopy
-        from airflow_provider_streamsem.connectors.staged_parquet import spark_merge
+        from airflow_provider_streamsem.connectors.staged_parquet import spark_write
 
         metadata = commit.table_metadata
         given = {field["name"] for field in json.loads(batch.staged_schema)["fields"]}
         lacking = [field.name for field in metadata.schema().fields if field.name not in given]
         copy = PrivateCopy.create(session, metadata, commit.loaded.io)
-        spark_merge.merge(session, copy.name, self, batch, self.keys, defaults=lacking)
-        return copy.merged(self.table)
+        spark_write.write(session, copy.name, self, batch, self.keys, defaults=lacking)
+        return copy.written(self.table)
 
     def _fit(self, commit: Transaction, table: Table, batch: SinkCommit) -> None:
         """Check the table again, because it may have changed. Readers need the name mapping, because the files have no field ids."""
         try:
             fitted = self._fitted(table, batch.staged_schema)
             iceberg_columns.check_staged_types(table.metadata, batch.staged_schema)
-            columns = iceberg_columns.iceberg_schema(fitted, self.partition_by)
+            columns = iceberg_columns.iceberg_schema(fitted, self._partition_columns)
             self._check_merge(table, columns)
         except (ConflictError, DataError) as error:
             refusal = PublishError(
@@ -365,11 +411,11 @@ class IcebergSink(TableSink[_Handle]):
             has_specific_advice = error.do != type(error).do
             raise (refusal.advising(error.do) if has_specific_advice else refusal) from error
         with commit.update_schema() as update:  # no change if the table has all columns
-            update.union_by_name(columns)
+            update.union_by_name(iceberg_columns.as_required(columns, table.schema()))
         if table.name_mapping() is None:
             mapping = commit.table_metadata.schema().name_mapping
             commit.set_properties({"schema.name-mapping.default": mapping.model_dump_json()})
-        if not self.merges and batch.staged_schema:
+        if not self.rewrites and batch.staged_schema:
             recorded = iceberg_columns.recorded_names(commit.table_metadata, batch.staged_schema)
             if recorded != table.properties.get(iceberg_columns.COLUMNS):
                 commit.set_properties({iceberg_columns.COLUMNS: recorded})
@@ -402,58 +448,60 @@ class IcebergSink(TableSink[_Handle]):
 
     def _create_table(self, catalog: Catalog, batch: SinkCommit) -> Table:
         """Create an empty table. If another process creates it concurrently, pyiceberg raises an error, and the publish loop tries again."""
-        from pyiceberg.partitioning import PartitionField, PartitionSpec
-        from pyiceberg.transforms import IdentityTransform
-
         columns = self._columns(batch)
-        parts = [
-            PartitionField(columns.find_field(name).field_id, 1000 + at, IdentityTransform(), name)
-            for at, name in enumerate(self.partition_by)
-        ]
+        spec = spec_of(self._partitions, columns)
         catalog.create_namespace_if_not_exists(self.table.rpartition(".")[0])
         return catalog.create_table(
-            self.table, columns, location=self._uri(""), partition_spec=PartitionSpec(*parts), properties=_NEW_TABLE
+            self.table, columns, location=self._uri(""), partition_spec=spec, properties=_NEW_TABLE
         )
 
     def _columns(self, batch: SinkCommit) -> Schema:
-        return iceberg_columns.iceberg_schema(batch.schema, self.partition_by)
+        return iceberg_columns.iceberg_schema(batch.schema, self._partition_columns)
 
     def _read(self, catalog: Catalog, *, refusal: type[StreamsemError]) -> Table | None:
         return iceberg_catalog.table(catalog, self.table, refusal=refusal)
 
     def _fitted(self, table: Table, schema: str) -> str:
         """Refuse a table whose requirements this sink does not satisfy, and return the columns with its types."""
-        self._check_partitions(table)
-        expires, newest_format = self.expire_after_s is not None, self._newest_format(table)
-        unwritable = iceberg_columns.unwritable(table.metadata, expires=expires, newest_format=newest_format)
-        if unwritable:
-            summary = "the Iceberg table has requirements for writers that this sink does not satisfy"
-            raise DataError(summary, table=self.table, requires=unwritable)
-        if not self.merges:
+        self._check_requirements(table)
+        if not self.rewrites:
             iceberg_columns.check_names(table.metadata)
-        return iceberg_columns.fitted(table.metadata, schema, self.partition_by, lacks=not self.merges)
+        return iceberg_columns.fitted(table.metadata, schema, self._partition_columns, lacks=not self.rewrites)
+
+    def _check_requirements(self, table: Table) -> None:
+        self._check_partitions(table)
+        if unwritable := self._unwritable(table, by_spark=self.engine == "spark"):
+            summary = "the Iceberg table has requirements for writers that this sink does not satisfy"
+            error = DataError(summary, table=self.table, requires=unwritable)
+            helps = self.engine != "spark" and not self._unwritable(table, by_spark=True)
+            raise error.advising(USE_SPARK) if helps else error
+
+    def _unwritable(self, table: Table, *, by_spark: bool) -> list[str]:
+        newest = self._newest_format(table) if by_spark else 2
+        expires = self.expire_after_s is not None
+        return iceberg_columns.unwritable(table.metadata, expires=expires, newest_format=newest, by_spark=by_spark)
 
     def _newest_format(self, table: Table) -> int:
         """Pyiceberg commits metadata of format 3 only through a REST catalog, whose server writes it."""
         from airflow_provider_streamsem.connectors.iceberg.commit import is_rest
 
-        return 3 if self.engine == "spark" and is_rest(table) else 2
+        return 3 if is_rest(table) else 2
 
     def _check_partitions(self, table: Table) -> None:
         """Spark writes rows into any partitions."""
         if self.engine == "spark" and not self.partition_by:
             return
-        schema = table.schema()
-        partitions = [
-            (str(schema.find_column_name(part.source_id)), str(part.transform)) for part in table.spec().fields
-        ]
-        if partitions != [(name, "identity") for name in self.partition_by]:
+        found = of_table(table)
+        if found != self._partitions:
+            do = "set partition_by of the sink to the partition fields in `found`, or use another table."
+            if not all(part.is_identity for part in found):
+                do = f"{do} Transforms need engine='spark', with which partition_by may also be left out."
             raise ConflictError(
                 "the Iceberg table has other partitions than the sink",
                 table=self.table,
                 partition_by=list(self.partition_by),
-                found=[f"{transform}({name})" for name, transform in partitions],
-            ).advising("set partition_by of the sink to the identity partitions of the table, or use another table.")
+                found=[part.text for part in found],
+            ).advising(do)
 
     def _check_merge(self, table: Table, columns: Schema) -> None:
         """A row that the library merges replaces a whole row, so the values of columns that it lacks would be lost."""
@@ -463,7 +511,7 @@ class IcebergSink(TableSink[_Handle]):
             iceberg_files.check_writable(table)
             if iceberg_files.has_equality_deletes(table):
                 summary = f"{_EQUALITY_DELETES}, so rows cannot be merged"
-                raise DataError(summary, table=self.table).advising(_DO_COMPACT)
+                raise DataError(summary, table=self.table, requires=["equality deletes"]).advising(_DO_COMPACT)
             if formats := iceberg_files.other_formats(table):
                 summary = "the Iceberg table has data files that are not Parquet, so rows cannot be merged"
                 raise DataError(summary, table=self.table, formats=formats).advising(_DO_REWRITE)

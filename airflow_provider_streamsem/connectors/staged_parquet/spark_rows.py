@@ -21,7 +21,7 @@ def staged_rows(session: SparkSession, sink: StagedSink, batch: SinkCommit) -> D
     """Return the staged rows with the column :data:`AT` of their positions. The order of the staged files is that of their names (see ``Store.list``)."""
     from pyspark.sql import functions as F
 
-    assert not batch.replaced_files  # a sink that merges rows can remove none (`can_remove_rows`)
+    assert not batch.replaced_files  # a sink that writes rows again can remove none (`can_remove_rows`)
     schema = batch.staged_schema
     if sink.changes is not None:
         # The arguments may have changed since the rows were staged, so the files say whether upserts leave columns unchanged.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import posixpath
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from airflow_provider_streamsem import arguments, telemetry
-from airflow_provider_streamsem.connectors.changes import Changes
+from airflow_provider_streamsem.connectors.changes import CHANGE, UNCHANGED, UPSERT, Changes
 from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
 from airflow_provider_streamsem.connectors.staged_parquet.sink import StagedSink
@@ -26,7 +26,7 @@ from airflow_provider_streamsem.protocol.keys import attempt_of_data
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
 if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+    from pyspark.sql import DataFrame, SparkSession
 
 T = TypeVar("T")
 _logger = telemetry.log_of(__name__)
@@ -34,6 +34,11 @@ _MODES = ("append", "upsert")
 _ENGINES = ("auto", "spark", "library")
 _LIBRARY_ROWS = 1_000_000
 """Up to this number of rows of a batch, the engine ``auto`` merges without Spark."""
+USE_SPARK = (
+    "set engine='spark' of the sink, with which Spark writes the rows. It needs the Spark package of the table format, and versions can then be neither "
+    "reprocessed nor rolled back in the table. A log accepts another engine in mode append only with a new sink: see `streamsem alter PIPELINE --dry-run`."
+)
+"""Advice for a table whose features Spark satisfies."""
 RESTORE_TABLE = (
     "if the table was deleted or restored to an older state, restore its newest state and repeat the command. If another writer rewrote the files, "
     "update the rows with your own engine, or fork the pipeline into new tables with `streamsem fork`."
@@ -48,7 +53,8 @@ class TableSink(TransactionalSink[H]):
     :param path: location of the table (Delta) or of its staged files (Iceberg)
     :param keys: for ``upsert``: the columns that identify a row
     :param sequence_by: for ``upsert``: the columns by which the rows of a batch with equal keys are ordered
-    :param engine: for ``upsert``: what merges the rows: ``spark``, the ``library`` of the table format, or ``auto``
+    :param engine: for ``upsert``: what merges the rows: ``spark``, the ``library`` of the table format, or ``auto``. For ``append``: with ``spark``, Spark
+        writes the rows to the table. Otherwise the staged files become files of the table
     :param changes: how the rows of a batch change rows of the table. It sets ``mode``, ``keys`` and ``sequence_by``
     """
 
@@ -69,7 +75,7 @@ class TableSink(TransactionalSink[H]):
     engine: str
     changes: Changes | None
     spark_package: ClassVar[str]
-    """The Spark package that merges rows (:mod:`airflow_provider_streamsem.spark.packages`)."""
+    """The Spark package that writes rows into tables (:mod:`airflow_provider_streamsem.spark.packages`)."""
 
     def validate_arguments(self, where: str) -> None:
         """Validate the fields, and convert lists to tuples. ``where`` begins the error message."""
@@ -79,8 +85,6 @@ class TableSink(TransactionalSink[H]):
             object.__setattr__(self, name, arguments.text_list(f"{where} {name}", getattr(self, name)))
         arguments.choice(f"{where} mode", self.mode, _MODES)
         arguments.choice(f"{where} engine", self.engine, _ENGINES)
-        if self.engine != "auto" and not self.merges:
-            raise InvalidError(f"{where} engine needs mode upsert, which merges rows", given=self.engine)
         if bool(self.keys) != self.merges:
             raise InvalidError(
                 "mode upsert requires keys, and other modes do not accept them", mode=self.mode, keys=list(self.keys)
@@ -96,19 +100,20 @@ class TableSink(TransactionalSink[H]):
     def publishing_packages(self) -> tuple[str, ...]:
         return (self.spark_package,)
 
-    def merged_by_spark(self, batch: SinkCommit, merge: Callable[[SparkSession], T]) -> T | None:
+    def written_by_spark(self, batch: SinkCommit, write: Callable[[SparkSession], T]) -> T | None:
         """
-        Merge the rows of a batch with Spark, and return the result of ``merge``; ``None`` if the library must merge them.
+        Merge or append the rows of a batch with Spark, and return the result of ``write``; ``None`` if the library must merge them.
 
-        :param merge: writes files in a Spark session, and sends nothing to the table
+        :param write: writes files in a Spark session, and sends nothing to the table
         :raises NothingSentError: Spark failed or is not available, and the engine is ``spark``; or the task was cancelled
         """
         reason = self._why_library(batch)
         if not reason and batch.spark is not None:
-            _logger.info("sink %s: version %d is merged by Spark", batch.sink, batch.version)
+            verb = "merged" if self.merges else "appended"
+            _logger.info("sink %s: version %d is %s by Spark", batch.sink, batch.version, verb)
             try:
                 with batch.spark(self) as session:
-                    return merge(session)
+                    return write(session)
             except StreamsemError as error:
                 if self.engine == "spark" or isinstance(error, StageError):
                     raise NothingSentError(error) from None
@@ -116,13 +121,41 @@ class TableSink(TransactionalSink[H]):
         _logger.info("sink %s: version %d is merged by the library: %s", batch.sink, batch.version, reason)
         return None
 
+    def claim(self, pipeline_uuid: str, log: str, *, new: bool) -> None:
+        """If the log is new, also refuse a table with requirements that the sink does not satisfy, before anything is planned."""
+        if new:
+            self.check_table()
+        StagedSink.claim(self, pipeline_uuid, log, new=new)
+
+    @abstractmethod
+    def check_table(self) -> None:
+        """Refuse a table that exists and has requirements that the sink does not satisfy (``DataError``)."""
+
+    @property
+    def plain_partitions(self) -> Sequence[str]:
+        """The columns of which a partition has one value."""
+        return self.partition_by
+
+    def refusing_violations(self, frame: DataFrame, constraints: Mapping[str, str]) -> DataFrame:
+        """
+        Let the write of the staged rows fail for a row that violates a constraint: name → SQL expression.
+
+        A delete lacks values, and so does an upsert that leaves columns unchanged, on which the merge decides.
+        """
+        from airflow_provider_streamsem.connectors.data_files import write
+
+        if self.changes is not None:
+            lacks = f"{CHANGE} <> '{UPSERT}'" + (f" OR {UNCHANGED} IS NOT NULL" if self.changes.is_partial else "")
+            constraints = {name: f"{lacks} OR ({holds})" for name, holds in constraints.items()}
+        return write.refusing_violations(frame, constraints)
+
     def check_names(self, names: Iterable[str]) -> None:
-        """Refuse columns with names that a merge by Spark uses itself."""
+        """Refuse columns with names that Spark's writes use themselves."""
         reserved = sorted(
             name for name in names if name.lower() == "_metadata" or name.lower().startswith("__streamsem")
         )
         if self.engine == "spark" and reserved:
-            summary = "columns have names that a merge by Spark uses itself"
+            summary = "columns have names that a write by Spark uses itself"
             raise DataError(summary, columns=reserved).advising("rename the columns in the transform, then run again.")
 
     def _why_library(self, batch: SinkCommit) -> str:
@@ -130,7 +163,7 @@ class TableSink(TransactionalSink[H]):
         if self.engine == "library":
             return "engine='library'"
         if batch.spark is None and self.engine == "spark":
-            summary = "the sink merges rows with Spark, and this command has no Spark session; nothing of the batch was published"
+            summary = "the sink writes rows with Spark, and this command has no Spark session; nothing of the batch was published"
             raise NothingSentError(
                 InvalidError(summary, sink=batch.sink, version=batch.version).advising(
                     "run the pipeline: the run publishes the version. Then repeat this command."
@@ -170,24 +203,30 @@ class TableSink(TransactionalSink[H]):
         return self.mode == "upsert"
 
     @property
+    def rewrites(self) -> bool:
+        """Whether publishing writes the rows to files of the table. Otherwise the staged files become files of the table."""
+        return self.merges or self.engine == "spark"
+
+    @property
     def can_remove_rows(self) -> bool:
-        """After a merge, the rows of a version are not in files of their own."""
-        return not self.merges
+        """Rows that were written again are not known by their files."""
+        return not self.rewrites
 
     @property
     def keeps_staged(self) -> bool:
-        """For a merge, the staged files do not become files of the table."""
-        return not self.merges
+        return not self.rewrites
 
     @property
     def reasons(self) -> tuple[str, ...]:
         reasons: tuple[str, ...] = (
-            self.once.format(holds="the rows merged by key" if self.merges else "its files"),
+            self.once.format(
+                holds="the rows merged by key" if self.merges else "its rows" if self.rewrites else "its files"
+            ),
             "rows passed to the writer = rows in the files = rows in the manifest, or the attempt is discarded",
         )
         if self.engine == "spark":
             reasons += (
-                "Spark merges into a private copy of the table, which no other process uses; the table gets the result only if no other writer has committed "
+                "Spark writes into a private copy of the table, which no other process uses; the table gets the result only if no other writer has committed "
                 "since the copy was made",
             )
         return (*reasons, keyed_rows.last_stays(self)) if self.merges else reasons
@@ -198,19 +237,19 @@ class TableSink(TransactionalSink[H]):
 
     @property
     def partitions(self) -> Sequence[str]:
-        """None for a merge, because its staged files do not become files of the table."""
-        return () if self.merges else self.partition_by
+        """The partition columns of the staged files: none if they do not become files of the table."""
+        return () if self.rewrites else self.partition_by
 
     @property
     def immutable_mode(self) -> Json:
         """
-        Mode and keys in mode ``upsert``, and with ``changes`` the columns of the sequence and of the history; empty in mode ``append``.
+        Mode and keys in mode ``upsert``, and with ``changes`` the columns of the sequence and of the history. The engine in mode ``append``.
 
-        They must not change while the log is in use. Vacuum deletes staged files in mode ``upsert``, but in mode ``append`` they are files of the table. The
-        values of the keys of a batch are checked before its commit only.
+        They must not change while the log is in use. Vacuum deletes staged files, unless they are files of the table. The values of the keys of a batch are
+        checked before its commit only.
         """
         if not self.merges:
-            return {}
+            return {"engine": "spark"} if self.rewrites else {}
         changes = {} if self.changes is None else self.changes.immutable
         return {"mode": self.mode, "keys": list(self.keys), **changes}
 
@@ -231,14 +270,14 @@ class TableSink(TransactionalSink[H]):
             ).advising("restore the files and run again, or skip the version with `streamsem skip`.")
 
     def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
-        """For a merge, also checks the values of key and partition columns."""
+        """Also checks the values of key and partition columns if the rows are written again."""
         committable = StagedSink.collect(self, version, attempt_id, accepted)
-        if self.merges:
+        if self.rewrites:
             keyed_rows.check_values(
                 self.location,
                 committable,
                 self.keys,
-                self.partition_by,
+                self.plain_partitions,
                 null_texts=self.null_texts,
                 changes=self.changes,
             )

@@ -181,7 +181,7 @@ def test_engine_of_a_sink_that_merges_no_rows_is_refused() -> None:
 def test_columns_that_a_merge_by_spark_would_refuse_or_change_are_refused_before_the_commit(tmp_path: Path) -> None:
     for name in ("_Metadata", "__streamsem_at"):
         schema = batches.schema_of(**{"id": "long", name: "long"})
-        with pytest.raises(DataError, match="a merge by Spark uses itself"):
+        with pytest.raises(DataError, match="a write by Spark uses itself"):
             sink_of(tmp_path, "spark").resolve_schema(schema)
         assert sink_of(tmp_path, "auto").resolve_schema(schema) == schema
     own = json.loads(batches.schema_of(id="long", n="long"))["fields"]
@@ -244,4 +244,4 @@ def test_merge_by_spark_that_changes_more_than_rows_of_the_table_is_refused(
     if actions is not None:
         (log / f"{1:020d}.json").write_text("".join(f"{json.dumps(action)}\n" for action in actions))
     with pytest.raises(PublishError, match=problem):
-        copy.merged()
+        copy.written()

@@ -1,17 +1,17 @@
-"""Merges the staged rows of a batch into a table by key with Spark's MERGE. Imports pyspark only when it merges."""
+"""Writes the staged rows of a batch to a table with Spark: merges them by key, or appends them. Imports pyspark only when it writes."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connectors.changes import CHANGE, DELETE, UNCHANGED, UPSERT, Changes
 from airflow_provider_streamsem.connectors.columns.identifiers import quoted
 from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.connectors.staged_parquet import spark_changes, spark_history
-from airflow_provider_streamsem.connectors.staged_parquet.sink import StagedSink
-from airflow_provider_streamsem.connectors.staged_parquet.spark_rows import last_of_each, staged_rows
+from airflow_provider_streamsem.connectors.staged_parquet.spark_rows import AT, last_of_each, staged_rows
+from airflow_provider_streamsem.connectors.staged_parquet.table_sink import TableSink
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -19,18 +19,18 @@ if TYPE_CHECKING:
 _TARGET, _SOURCE = "`__streamsem_target`", "`__streamsem_source`"
 
 
-def merge(
+def write(
     session: SparkSession,
     table: str,
-    sink: StagedSink,
+    sink: TableSink[Any],
     batch: SinkCommit,
     keys: Sequence[str],
     *,
     defaults: Sequence[str] = (),
 ) -> None:
     """
-    Replace the row of the table with the same keys by each row of the batch, or insert the row. Of rows with equal keys, the last in the order of the staged
-    files is used. A replaced row keeps its values of the columns that the batch lacks.
+    Append the rows of the batch, or in mode ``upsert``, replace the row of the table with the same keys by each row of the batch, or insert the row. Of rows
+    with equal keys, the last in the order of the staged files is used. A replaced row keeps its values of the columns that the batch lacks.
 
     With ``changes``, a row that is older than that of the table, or than a tombstone, changes nothing, and a delete deletes the row of the table. If the
     table keeps the history of rows, each change begins or ends a version.
@@ -39,7 +39,9 @@ def merge(
     :param defaults: the columns of the table that inserted rows lack
     """
     rows = staged_rows(session, sink, batch)
-    if sink.changes is None:
+    if not sink.merges:
+        rows = rows.drop(AT)
+    elif sink.changes is None:
         rows = last_of_each(rows, keys)
     elif sink.changes.keeps_history:
         rows, keys = spark_history.applied(session, rows, table, batch, sink.changes), sink.changes.row_keys
@@ -47,13 +49,23 @@ def merge(
         rows = spark_changes.applied(session, rows, table, batch, sink.changes)
     source = f"__streamsem_{SYSTEM_CLOCK.new_id()}"
     rows.createOrReplaceTempView(source)
+    statement = (
+        _merge(table, quoted(source), keys, rows.columns, defaults, sink.changes)
+        if sink.merges
+        else _insert(table, quoted(source), rows.columns, defaults)
+    )
     try:
-        session.sql(_statement(table, quoted(source), keys, rows.columns, defaults, sink.changes)).collect()
+        session.sql(statement).collect()
     finally:
         session.catalog.dropTempView(source)
 
 
-def _statement(
+def _insert(table: str, source: str, columns: Sequence[str], defaults: Sequence[str]) -> str:
+    values = {**{quoted(name): quoted(name) for name in columns}, **{quoted(name): "DEFAULT" for name in defaults}}
+    return f"INSERT INTO {table} ({', '.join(values)}) SELECT {', '.join(values.values())} FROM {source}"
+
+
+def _merge(
     table: str,
     source: str,
     keys: Sequence[str],

@@ -1,0 +1,83 @@
+"""The partitions of an Iceberg table, as ``partition_by`` of the sink names them: ``day``, ``day(at)``, ``bucket(16, id)``."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from airflow_provider_streamsem.errors import InvalidError
+
+if TYPE_CHECKING:
+    from pyiceberg.schema import Schema
+    from pyiceberg.table import Table
+
+_CALL = re.compile(r"(\w+)\(\s*(?:(\d+)\s*,\s*)?([^\s()][^()]*?)\s*\)")
+_OF_TIME = {"year": "year", "month": "month", "day": "day", "hour": "hour"} | {
+    "years": "year", "months": "month", "days": "day", "hours": "hour"
+}  # fmt: skip
+_WITH_NUMBER = ("bucket", "truncate")
+
+
+@dataclass(frozen=True, slots=True)
+class Partition:
+    """
+    One partition field.
+
+    :param column: the column of the table
+    :param transform: as pyiceberg writes it: ``identity``, ``day``, ``bucket[16]``
+    """
+
+    column: str
+    transform: str = "identity"
+
+    @classmethod
+    def parse(cls, where: str, text: str) -> Partition:
+        """Return the partition field that an argument names: a column, or a transform of a column as in Spark SQL."""
+        call = _CALL.fullmatch(text)
+        if call is None:
+            return cls(text)
+        name, number, column = call.groups()
+        if name in _OF_TIME and number is None:
+            return cls(column, _OF_TIME[name])
+        if name in _WITH_NUMBER and number is not None and int(number) > 0:
+            return cls(column, f"{name}[{int(number)}]")
+        raise InvalidError(f"{where} partition_by names a transform that does not exist", given=text).advising(
+            "use a column, year(c), month(c), day(c), hour(c), bucket(n, c) or truncate(n, c)."
+        )
+
+    @property
+    def text(self) -> str:
+        """The field as an argument, in one spelling."""
+        if self.transform == "identity":
+            return self.column
+        name, _, number = self.transform.rstrip("]").partition("[")
+        return f"{name}({number}, {self.column})" if number else f"{name}({self.column})"
+
+    @property
+    def is_identity(self) -> bool:
+        return self.transform == "identity"
+
+
+def of_table(table: Table) -> list[Partition]:
+    """Return the partition fields of the newest partition spec of a table."""
+    schema = table.schema()
+    fields = table.spec().fields
+    return [Partition(str(schema.find_column_name(field.source_id)), str(field.transform)) for field in fields]
+
+
+def spec_of(partitions: list[Partition], columns: Schema) -> Any:
+    """Return the partition spec of a new table. A field that is not a column has the name that Spark would give it."""
+    from pyiceberg.partitioning import PartitionField, PartitionSpec
+    from pyiceberg.transforms import parse_transform
+
+    fields = [
+        PartitionField(
+            columns.find_field(part.column).field_id,
+            1000 + at,
+            parse_transform(part.transform),
+            part.column if part.is_identity else f"{part.column}_{part.transform.partition('[')[0]}",
+        )
+        for at, part in enumerate(partitions)
+    ]
+    return PartitionSpec(*fields)
