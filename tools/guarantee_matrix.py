@@ -66,11 +66,13 @@ _HISTORY = Changes(keys=["id"], sequence_by="seq", stored_as_scd_type=2)
 SINKS: Mapping[str, Any] = {
     "files": FilesSink(path="/out"),
     "Delta": DeltaSink("/table"),
+    "Delta, append by Spark": DeltaSink("/table", engine="spark"),
     "Delta, upsert": DeltaSink("/table", mode="upsert", keys=["id"]),
     "Delta, upsert by Spark": DeltaSink("/table", mode="upsert", keys=["id"], engine="spark"),
     "Delta, change data": DeltaSink("/table", changes=Changes(keys=["id"], sequence_by="seq")),
     "Delta, history of rows": DeltaSink("/table", changes=_HISTORY),
     "Iceberg": IcebergSink("/iceberg", "lake.orders"),
+    "Iceberg, append by Spark": IcebergSink("/iceberg", "lake.orders", engine="spark"),
     "Iceberg, upsert": IcebergSink("/iceberg", "lake.orders", mode="upsert", keys=["id"]),
     "Iceberg, upsert by Spark": IcebergSink("/iceberg", "lake.orders", mode="upsert", keys=["id"], engine="spark"),
     "Iceberg, change data": IcebergSink("/iceberg", "lake.orders", changes=Changes(keys=["id"], sequence_by="seq")),
@@ -230,6 +232,10 @@ PROOFS: Mapping[str, tuple[str, ...]] = {
         "tests/connectors/delta/test_upsert.py::test_concurrent_and_paused_publishers_merge_each_version_once_in_every_round",
         "tests/connectors/delta/test_upsert.py::test_repeated_merge_never_restores_an_old_value",
     ),
+    "Delta, append by Spark": (
+        *_BY_SPARK,
+        "tests/integration/test_existing_tables.py::test_delta_table_is_used_or_refused_as_the_documentation_says",
+    ),
     "Delta, upsert by Spark": (
         *_BY_SPARK,
         "tests/integration/test_delta.py::test_rows_merged_by_key_are_equal_in_spark_and_delta_rs",
@@ -244,6 +250,10 @@ PROOFS: Mapping[str, tuple[str, ...]] = {
         "tests/connectors/iceberg/test_publish.py::test_crash_at_every_step_then_retry_publishes_once",
         "tests/connectors/iceberg/test_merge.py::test_concurrent_publishers_and_one_paused_before_its_commit_in_every_round",
         "tests/connectors/iceberg/test_merge.py::test_late_or_repeated_batch_never_restores_an_old_value",
+    ),
+    "Iceberg, append by Spark": (
+        *_BY_SPARK,
+        "tests/integration/test_existing_tables.py::test_iceberg_table_is_used_or_refused_as_the_documentation_says",
     ),
     "Iceberg, upsert by Spark": (
         *_BY_SPARK,

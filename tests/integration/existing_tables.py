@@ -388,35 +388,39 @@ def outcome(table: ExistingTable, operation: str) -> str:
     assert not refusal.retryable, refusal
     found = [refusal.fields[name] for name in _NAMES if name in refusal.fields]
     assert found, refusal
-    assert not [*(table.root / "log").rglob("plan*")], refusal
+    is_of_rows = "missing" in refusal.fields  # known only when the transform has returned
+    assert is_of_rows or not [*(table.root / "log").rglob("*.p.json")], refusal
     return ", ".join(found[0]) if isinstance(found[0], list) else str(found[0])
 
 
 _NAMES = ("requires", "features", "types", "found", "missing", "columns", "format")
 
 
-def _write(table: ExistingTable, rows: Mapping[int, tuple[int, str | None]], **sink: Any) -> None:
+def write(
+    table: ExistingTable, rows: Mapping[int, tuple[int, str | None]], *, run_key: str = "first", **sink: Any
+) -> None:
+    """Write rows to the table by a pipeline."""
     arrivals = table.root / "in"
-    arrivals.mkdir()
+    arrivals.mkdir(exist_ok=True)
     lines = [json.dumps({"k": k, "v": v, "p": p, "at": f"{DAY}T01:00:00Z"}) for k, (v, p) in rows.items()]
-    (arrivals / "rows.json").write_text("\n".join(lines))
+    (arrivals / f"{run_key}.json").write_text("\n".join(lines))
     pipeline = Pipeline(
         name="existing",
         log=str(table.root / "log"),
         source=FilesSource(path=str(arrivals), format="json", schema="k long, v long, p string, at timestamp"),
         sinks={"t": table.sink(**sink)},
     )
-    run_batch(pipeline, run_key="first")
+    run_batch(pipeline, run_key=run_key)
 
 
 def _append(table: ExistingTable, **sink: Any) -> Counter[tuple[Any, ...]]:
-    _write(table, NEW, **sink)
+    write(table, NEW, **sink)
     return Counter((k, *row) for k, row in {**table.kept, **NEW}.items())
 
 
 def _merge(table: ExistingTable, **sink: Any) -> Counter[tuple[Any, ...]]:
     rows = {**NEW, **REPLACED}
-    _write(table, rows, mode="upsert", keys=["k"], **sink)
+    write(table, rows, mode="upsert", keys=["k"], **sink)
     return Counter((k, *row) for k, row in {**table.kept, **rows}.items())
 
 

@@ -1,13 +1,19 @@
-"""Pipelines write to, read and compact tables that Spark has created with each feature, or refuse them by name before anything is planned."""
+"""
+DeltaSink and IcebergSink write to tables that Spark has created with each feature, sources read them, and compaction rewrites them.
+
+Or the table is refused by name, before anything is planned.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from airflow_provider_streamsem.errors import DataError
 from tests.integration.existing_tables import (
     DELTA,
     ICEBERG,
@@ -18,6 +24,7 @@ from tests.integration.existing_tables import (
     IcebergTable,
     outcome,
     stated,
+    write,
 )
 from tests.integration.parts.iceberg import RestCatalog
 from tests.integration.parts.server import running
@@ -80,3 +87,44 @@ def test_documentation_has_each_feature_and_operation() -> None:
     for title, features in (("Delta", DELTA), ("Iceberg", ICEBERG)):
         assert list(stated(title)) == [feature.name for feature in features]
         assert all(list(cells) == list(OPERATIONS) for cells in stated(title).values())
+
+
+ROWS = {k: (k, "a" if k % 2 else None) for k in range(6)}
+
+
+def test_delta_table_that_the_sink_creates_is_clustered(spark: SparkSession, tmp_path: Path) -> None:
+    table = DeltaTable(spark, tmp_path, Feature("clustered"))
+    for number in range(2):
+        write(table, ROWS, run_key=str(number), engine="spark", cluster_by=["v", "at"])
+    detail = spark.sql(f"DESCRIBE DETAIL delta.`{tmp_path}/table`").first()
+    assert detail is not None
+    assert detail["clusteringColumns"] == ["v", "at"]
+    spark.sql(f"OPTIMIZE delta.`{tmp_path}/table`")
+    write(table, {9: (9, "z")}, run_key="later", engine="spark", cluster_by=["v", "at"])
+    found = spark.read.format("delta").load(f"{tmp_path}/table").collect()
+    expected = [(k, *row) for k, row in ROWS.items()]
+    assert Counter((row["k"], row["v"], row["p"]) for row in found) == Counter([*expected, *expected, (9, 9, "z")])
+
+
+@pytest.mark.parametrize("mode", [{}, {"mode": "upsert", "keys": ["k"]}], ids=["append", "upsert"])
+def test_iceberg_table_that_the_sink_creates_has_hidden_partitions(
+    spark: SparkSession, catalog: RestCatalog, tmp_path: Path, mode: dict[str, object]
+) -> None:
+    partition_by = ["day(at)", "bucket(4, k)", "truncate(1, p)", "v"]
+    table = IcebergTable(spark, tmp_path, Feature("partitioned", partition_by=partition_by), catalog)
+    write(table, ROWS, run_key="first", engine="spark", **mode)
+    write(table, {6: (6, "b")}, run_key="second", engine="spark", **mode)
+    spec = [f"{field.name}: {field.transform}" for field in table.loaded.spec().fields]
+    assert spec == ["at_day: day", "k_bucket: bucket[4]", "p_truncate: truncate[1]", "v: identity"]
+    assert table.rows() == Counter((k, *row) for k, row in {**ROWS, 6: (6, "b")}.items())
+    assert len(table.sql("SELECT DISTINCT partition FROM {t}.partitions")) == 7
+
+
+def test_null_in_a_required_column_is_refused_before_the_commit(
+    spark: SparkSession, catalog: RestCatalog, tmp_path: Path
+) -> None:
+    table = IcebergTable(spark, tmp_path, Feature("required", replaces={"p": "p STRING NOT NULL"}), catalog)
+    table.create()
+    with pytest.raises(DataError, match=r"violates a CHECK or NOT NULL constraint.*p IS NOT NULL"):
+        write(table, {9: (9, None)}, engine="spark")
+    assert table.rows() == Counter((k, *row) for k, row in table.kept.items())

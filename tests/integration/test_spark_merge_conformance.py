@@ -1,4 +1,4 @@
-"""The conformance suite of sinks, on the Delta sink and the Iceberg sink that merge with Spark."""
+"""The conformance suite of sinks, on the Delta sink and the Iceberg sink that merge or append with Spark."""
 
 from __future__ import annotations
 
@@ -24,27 +24,39 @@ SYSTEMS: dict[str, Callable[[Path, str], SinkSystem]] = {
     "delta": table_system.LocalTable,
     "iceberg": lake_system.LakeSystem,
 }
-MODE = "upsert by Spark"
+MODES: dict[str, dict[str, Any]] = {
+    "upsert by Spark": {"mode": "upsert", "keys": ["id"], "engine": "spark"},
+    "append by Spark": {"engine": "spark"},
+}
 
 
-class TestMergeBySpark(TransactionalSinkContract):
+class TestDeltaSinkAndIcebergSinkBySpark(TransactionalSinkContract):
     rounds = ROUNDS
 
     @pytest.fixture(params=SYSTEMS)
+    def system(self, request: pytest.FixtureRequest) -> str:
+        return str(request.param)
+
+    @pytest.fixture(params=MODES)
     def fresh(
-        self, request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+        self,
+        request: pytest.FixtureRequest,
+        system: str,
+        spark: SparkSession,
+        tmp_path: Path,
+        monkeypatch: pytest.MonkeyPatch,
     ) -> Callable[[], SinkSystem]:
         monkeypatch.setattr(transactions, "_LONGEST_WAIT_S", 0.05)
         roots = (tmp_path / str(number) for number in range(1_000))
 
         def create() -> SinkSystem:
-            system = SYSTEMS[request.param](next(roots), MODE)
-            system.spark = SparkEngine().publishing_session
-            system.watching = _watched(system.watching)  # type: ignore[method-assign]
-            return system
+            made = SYSTEMS[system](next(roots), request.param)
+            made.spark = SparkEngine().publishing_session
+            made.watching = _watched(made.watching)  # type: ignore[method-assign]
+            return made
 
         for modes in (table_system.MODES, lake_system.MODES):
-            monkeypatch.setitem(modes, MODE, {"mode": "upsert", "keys": ["id"], "engine": "spark"})
+            monkeypatch.setitem(modes, request.param, MODES[request.param])
         return create
 
 

@@ -198,7 +198,7 @@ class IcebergSink(TableSink[_Handle]):
                 keyed_rows.check_sequence_types(fields, self.sequence_by)
             self.check_names(field["name"] for field in fields)
             if table is not None:
-                self._check_merge(table, columns)
+                self._check_lacking(table, columns)
                 if self.engine == "spark":
                     iceberg_columns.check_required(table.metadata, [field["name"] for field in fields])
             return schema
@@ -399,7 +399,7 @@ class IcebergSink(TableSink[_Handle]):
             fitted = self._fitted(table, batch.staged_schema)
             iceberg_columns.check_staged_types(table.metadata, batch.staged_schema)
             columns = iceberg_columns.iceberg_schema(fitted, self._partition_columns)
-            self._check_merge(table, columns)
+            self._check_lacking(table, columns)
         except (ConflictError, DataError) as error:
             refusal = PublishError(
                 "the Iceberg table was changed after the batch was staged and no longer accepts its rows; nothing of the batch is in it",
@@ -475,6 +475,8 @@ class IcebergSink(TableSink[_Handle]):
             error = DataError(summary, table=self.table, requires=unwritable)
             helps = self.engine != "spark" and not self._unwritable(table, by_spark=True)
             raise error.advising(USE_SPARK) if helps else error
+        if self.merges and self.engine != "spark":
+            self._check_mergeable(table)
 
     def _unwritable(self, table: Table, *, by_spark: bool) -> list[str]:
         newest = self._newest_format(table) if by_spark else 2
@@ -503,21 +505,21 @@ class IcebergSink(TableSink[_Handle]):
                 found=[part.text for part in found],
             ).advising(do)
 
-    def _check_merge(self, table: Table, columns: Schema) -> None:
+    def _check_mergeable(self, table: Table) -> None:
+        """Refuse a table whose files pyiceberg cannot rewrite."""
+        iceberg_files.check_writable(table)
+        if iceberg_files.has_equality_deletes(table):
+            summary = f"{_EQUALITY_DELETES}, so rows cannot be merged"
+            raise DataError(summary, table=self.table, requires=["equality deletes"]).advising(_DO_COMPACT)
+        if formats := iceberg_files.other_formats(table):
+            summary = "the Iceberg table has data files that are not Parquet, so rows cannot be merged"
+            raise DataError(summary, table=self.table, formats=formats).advising(_DO_REWRITE)
+
+    def _check_lacking(self, table: Table, columns: Schema) -> None:
         """A row that the library merges replaces a whole row, so the values of columns that it lacks would be lost."""
-        if self.engine == "spark":
-            return
-        if self.merges:
-            iceberg_files.check_writable(table)
-            if iceberg_files.has_equality_deletes(table):
-                summary = f"{_EQUALITY_DELETES}, so rows cannot be merged"
-                raise DataError(summary, table=self.table, requires=["equality deletes"]).advising(_DO_COMPACT)
-            if formats := iceberg_files.other_formats(table):
-                summary = "the Iceberg table has data files that are not Parquet, so rows cannot be merged"
-                raise DataError(summary, table=self.table, formats=formats).advising(_DO_REWRITE)
         names = {field.name for field in columns.fields}
         missing = [field.name for field in table.schema().fields if field.name not in names]
-        if self.merges and names and missing:
+        if self.merges and self.engine != "spark" and names and missing:
             raise DataError(
                 "the rows lack columns of the Iceberg table, whose values a merge would lose",
                 table=self.table,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -171,11 +171,50 @@ def test_name_that_spark_cannot_write_is_refused_before_the_commit_unless_the_ta
     mergeable.check_names(json.loads(schema)["fields"], {"delta.columnMapping.mode": "name"})
 
 
-def test_engine_of_a_sink_that_merges_no_rows_is_refused() -> None:
-    with pytest.raises(InvalidError, match="engine needs mode upsert"):
-        DeltaSink("/t", engine="spark")
+def test_engine_that_does_not_exist_is_refused() -> None:
     with pytest.raises(InvalidError, match="engine"):
         DeltaSink("/t", mode="upsert", keys=["id"], engine="flink")
+
+
+def test_log_of_an_append_does_not_change_to_or_from_spark() -> None:
+    """Vacuum deletes staged files that Spark has written again. Those of other engines are files of the table."""
+    by_spark, by_library, default = (DeltaSink("/t", engine=engine) for engine in ("spark", "library", "auto"))
+    assert by_spark.immutable_config() == {**default.immutable_config(), "engine": "spark"}
+    assert by_library.immutable_config() == default.immutable_config()
+    assert [sink.keeps_staged for sink in (by_spark, by_library, default)] == [False, True, True]
+    assert [sink.can_remove_rows for sink in (by_spark, by_library, default)] == [False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("sink", "message"),
+    [
+        (lambda: DeltaSink("/t", cluster_by=["k"]), "cluster_by needs engine spark"),
+        (lambda: DeltaSink("/t", cluster_by=["k"], partition_by=["p"], engine="spark"), "excludes partition_by"),
+        (lambda: IcebergSink("/t", "a.b", partition_by=["day(at)"]), "partition_by with transforms needs engine spark"),
+        (
+            lambda: IcebergSink("/t", "a.b", partition_by=["week(at)"], engine="spark"),
+            r"a transform that does not exist",
+        ),
+        (
+            lambda: IcebergSink("/t", "a.b", partition_by=["bucket(k)"], engine="spark"),
+            r"a transform that does not exist",
+        ),
+        (
+            lambda: IcebergSink("/t", "a.b", partition_by=["bucket(0, k)"], engine="spark"),
+            r"a transform that does not exist",
+        ),
+    ],
+)
+def test_layout_that_the_engine_cannot_write_is_refused(sink: Callable[[], object], message: str) -> None:
+    with pytest.raises(InvalidError, match=message):
+        sink()
+
+
+def test_partition_transforms_have_one_spelling() -> None:
+    sink = IcebergSink(
+        "/t", "a.b", partition_by=["days( at )", "bucket(016,id)", "truncate(4, p)", "q"], engine="spark"
+    )
+    assert sink.partition_by == ("day(at)", "bucket(16, id)", "truncate(4, p)", "q")
 
 
 def test_columns_that_a_merge_by_spark_would_refuse_or_change_are_refused_before_the_commit(tmp_path: Path) -> None:
@@ -226,7 +265,7 @@ def test_settings_of_a_package_are_added_to_those_of_the_user() -> None:
 @pytest.mark.parametrize(
     ("actions", "problem"),
     [
-        (None, "no merge"),
+        (None, "committed nothing"),
         ([{"commitInfo": {}}, {"metaData": {"id": "another"}}], r"metaData\.configuration"),
         ([{"commitInfo": {}}, {"protocol": {}}], "protocol"),
         ([{"commitInfo": {}}, {"domainMetadata": {"domain": "delta.clustering"}}], r"delta\.clustering"),
