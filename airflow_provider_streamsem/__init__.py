@@ -18,6 +18,7 @@ _NAMES = {
     "Avro": "airflow_provider_streamsem.connectors.parsing.decoders",
     "BatchCommittedSensor": "airflow_provider_streamsem.sensors.committed",
     "Changes": "airflow_provider_streamsem.connectors.changes",
+    "Contract": "airflow_provider_streamsem.connectors.contract",
     "CompactOperator": "airflow_provider_streamsem.operators.compact",
     "CompletedVersion": "airflow_provider_streamsem.pipeline.versions.result",
     "Debezium": "airflow_provider_streamsem.connectors.parsing.decoders",
@@ -98,6 +99,7 @@ __all__ = [
     "Changes",
     "CompactOperator",
     "CompletedVersion",
+    "Contract",
     "Debezium",
     "Dedup",
     "DeltaSink",
@@ -172,6 +174,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.assets import log_uri
     from airflow_provider_streamsem.connectors.amqp.client import AmqpQueue
     from airflow_provider_streamsem.connectors.changes import Changes
+    from airflow_provider_streamsem.connectors.contract import Contract
     from airflow_provider_streamsem.connectors.delta.lookup import DeltaTable
     from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
     from airflow_provider_streamsem.connectors.delta.source import DeltaSource

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.changes import Changes
+from airflow_provider_streamsem.connectors.contract import Contract
 from airflow_provider_streamsem.errors import MarkerConflictError, MarkerLostError
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json, Marker, Receipt
 
@@ -339,6 +340,17 @@ class Sink(ABC):
     @property
     def changes(self) -> Changes | None:
         """How the rows of a batch change rows of the table; ``None`` if they are rows of the table."""
+        return None
+
+    # --- columns
+
+    @property
+    def contract(self) -> Contract | None:
+        """Which changes of the columns a batch may make; ``None``: those that the format supports."""
+        return None
+
+    def existing_columns(self) -> str | None:
+        """Return the columns of the table as schema JSON in Spark's form; ``None`` if there is no table, or if only the log knows its columns."""
         return None
 
     @property

@@ -29,7 +29,7 @@ from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Committable, Json, Quarantine
-from airflow_provider_streamsem.spark import causes, change_data, schema
+from airflow_provider_streamsem.spark import causes, change_data, contracts, schema
 from airflow_provider_streamsem.spark.duplicates import Deduplication
 from airflow_provider_streamsem.spark.evaluation import Plans, consistent, consistent_alone
 from airflow_provider_streamsem.spark.sequencing import Sequencing
@@ -133,6 +133,7 @@ class Staging:
     _plans: Plans = field(init=False)
     _accepted: dict[str, frozenset[str] | None] = field(default_factory=dict)
     _schemas: dict[str, str] = field(default_factory=dict)
+    _discarded: dict[str, int] = field(default_factory=dict)
     _late: int = 0
     _late_rows: list[str] = field(default_factory=list)
     _dedup: Deduplication | None = None
@@ -229,6 +230,7 @@ class Staging:
         counts = {"read": read, "parsed": read - bad, "quarantined": bad, "filtered": filtered}
         counts |= {f"read.{name}": source_counts["read"] for name, source_counts in by_source.items() if name}
         counts |= {f"written.{name}": committable.rows for name, committable in sinks.items()}
+        counts |= self._discarded
         counts |= {} if self._dedup is None else self._dedup.counts
         counts |= {} if self._micro_batch is None else {"late": self._late}
         return counts
@@ -392,6 +394,7 @@ class Staging:
     def _fitted(self, name: str, frame: DataFrame) -> DataFrame:
         """Readers of formats without column names read by position, so new columns come last. Columns without a type are left out."""
         sink = self.job.sinks[name]
+        frame = self._as_contracted(name, frame)
         marks = [field for field in frame.schema.fields if field.name in (CHANGE, UNCHANGED)]
         columns = frame.drop(*(mark.name for mark in marks)).schema.json()
         accepted = sink.resolve_schema(schema.folded(name, self.job.schemas.get(name), columns, grows=sink.grows))
@@ -407,6 +410,23 @@ class Staging:
             return frame
         fitted = StructType.fromJson(target)
         return frame.to(StructType([*fitted.fields, *marks]))
+
+    def _as_contracted(self, name: str, frame: DataFrame) -> DataFrame:
+        sink = self.job.sinks[name]
+        if sink.contract is None:
+            return frame
+        existing = [each for each in (self.job.schemas.get(name), sink.existing_columns()) if each]
+        known = {field["name"]: field for each in reversed(existing) for field in json.loads(each)["fields"]}
+        columns = json.dumps({"type": "struct", "fields": [*known.values()]}) if known else None
+        fitting = contracts.fitting(name, frame, columns, sink.contract, (CHANGE, UNCHANGED))
+        if fitting is None:
+            return frame
+        stored = self._plans.stored(frame)  # evaluated once, so that the counts are those of the rows that are written
+        counts = stored.agg(*fitting.counts).first()
+        assert counts is not None  # an aggregate of all rows
+        self._discarded |= {f"discarded_{what}.{name}": counts[what] for what in ("rows", "values") if counts[what]}
+        logger.info("sink %s: the contract discards %d rows and %d values", name, counts["rows"], counts["values"])
+        return fitting.applied(stored)
 
     def _stored(self, frame: DataFrame, watched: Observation) -> DataFrame:
         """Evaluate a DataFrame once, and let the evaluation deliver the counts of an observation."""

@@ -262,6 +262,7 @@ def _refuse_what_needs_spark(job: Job) -> None:
         if sink.format != "json" and not sink.is_outside_log
     }
     sinks |= {f"partitions of sink {name}": "yes" for name, sink in job.sinks.items() if sink.partitions}
+    sinks |= {f"contract of sink {name}": "yes" for name, sink in job.sinks.items() if sink.contract is not None}
     settings: dict[str, object] = {"where": job.where} if job.where is not None else {}
     settings |= {"lookups": sorted(job.lookups)} if job.lookups else {}
     settings |= {} if job.state_settings is None else {"state": job.state_settings.output_mode}

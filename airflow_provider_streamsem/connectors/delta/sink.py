@@ -22,6 +22,7 @@ from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connectors.changes import Changes
 from airflow_provider_streamsem.connectors.columns.identifiers import more_than_once
 from airflow_provider_streamsem.connectors.columns.types import VOID, bare, widened
+from airflow_provider_streamsem.connectors.contract import Contract
 from airflow_provider_streamsem.connectors.data_files.bounds import delta_stats
 from airflow_provider_streamsem.connectors.delta import mergeable, statistics
 from airflow_provider_streamsem.connectors.delta.entry import entry
@@ -120,6 +121,7 @@ class DeltaSink(TableSink[_Handle]):
         For ``append``: ``spark`` writes the rows with Spark into a table with any features that Spark supports, and reprocessing is refused
     :param changes: applies change data: each row upserts or deletes the row with the same keys, or truncates the table. Sets ``mode``, ``keys`` and
         ``sequence_by``
+    :param contract: which changes of the table's columns a batch may make: a mode, or :class:`Contract`. Default: ``evolve``
     :raises InvalidError: an argument is not valid
     """
 
@@ -138,6 +140,7 @@ class DeltaSink(TableSink[_Handle]):
     sequence_by: Sequence[str] = ()
     engine: str = "auto"
     changes: Changes | None = None
+    contract: Contract | None = None
     cluster_by: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -159,7 +162,9 @@ class DeltaSink(TableSink[_Handle]):
             if fields and (lacking := sorted({*columns} - names)):
                 raise DataError(f"the rows lack {kind} columns", missing=lacking)
         cached = open_newest(self.path, refusal=DataError)
-        if cached is not None:
+        if cached is None:
+            self.refuse_missing()
+        else:
             table = cached.table
             self._check_requirements(table)
             Requirements.of(table).check_columns([field["name"] for field in fields])
@@ -181,9 +186,19 @@ class DeltaSink(TableSink[_Handle]):
     def check_table(self) -> None:
         """Refuse a table with requirements that this sink does not satisfy."""
         cached = open_newest(self.path, refusal=DataError)
-        if cached is not None:
-            self._check_requirements(cached.table)
-            cached.keep()
+        if cached is None:
+            self.refuse_missing()
+            return
+        self._check_requirements(cached.table)
+        cached.keep()
+
+    def existing_columns(self) -> str | None:
+        """Return the columns of the table."""
+        cached = open_newest(self.path, refusal=DataError)
+        if cached is None:
+            return None
+        cached.keep()
+        return json.dumps({"type": "struct", "fields": _columns(cached.table)})
 
     def _check_requirements(self, table: Any) -> None:
         self._check_partitions(table)

@@ -14,12 +14,14 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_streamsem import arguments
+from airflow_provider_streamsem.connectors.contract import EVOLVE, Contract
 from airflow_provider_streamsem.connectors.data_files import footers
 from airflow_provider_streamsem.connectors.sink import Sink
 from airflow_provider_streamsem.errors import (
     ConflictError,
     DataError,
     DatasetOwnedError,
+    InvalidError,
     LogDamagedError,
     StageError,
     UnavailableError,
@@ -58,6 +60,7 @@ class FilesSink(Sink):
     :param partition_by: partition columns
     :param codec: ``zstd`` (default of Parquet and ORC), ``snappy``, ``gzip``, ``lz4``, ``zlib`` or ``none``, if the format supports it
     :param target_file_bytes: target size of a file in bytes, 65,536 or more. Requires a shuffle. ``None``: one file for each Spark task and partition value
+    :param contract: which changes of the columns a batch may make: a mode, or :class:`Contract`. Default: ``evolve``
     :raises InvalidError: an argument is not valid
     """
 
@@ -71,9 +74,14 @@ class FilesSink(Sink):
     partition_by: Sequence[str] = ()
     codec: str | None = None
     target_file_bytes: int | None = None
+    contract: Contract | None = None
 
     def __post_init__(self) -> None:
         where = "sink files:"
+        if self.contract is not None:
+            object.__setattr__(self, "contract", Contract.of(where, self.contract))
+            if self.contract.tables != EVOLVE:
+                raise InvalidError(f"{where} contract.tables needs a sink with a table", given=self.contract.tables)
         open_dataset(check_location(f"{where} path", self.path))
         arguments.choice(f"{where} format", self.format, FORMATS)
         object.__setattr__(self, "partition_by", arguments.text_list(f"{where} partition_by", self.partition_by))

@@ -21,6 +21,7 @@ from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connectors.changes import Changes
 from airflow_provider_streamsem.connectors.columns import types as column_types
+from airflow_provider_streamsem.connectors.contract import Contract
 from airflow_provider_streamsem.connectors.iceberg import catalog as iceberg_catalog
 from airflow_provider_streamsem.connectors.iceberg import columns as iceberg_columns
 from airflow_provider_streamsem.connectors.iceberg import files as iceberg_files
@@ -107,6 +108,7 @@ class IcebergSink(TableSink[_Handle]):
         with any features that Spark supports, and reprocessing is refused
     :param changes: applies change data: each row upserts or deletes the row with the same keys, or truncates the table. Sets ``mode``, ``keys`` and
         ``sequence_by``
+    :param contract: which changes of the table's columns a batch may make: a mode, or :class:`Contract`. Default: ``evolve``
     :param expire_after_s: age in seconds, 1 or more, at which the publishing commit expires snapshots of this sink. Default: the sink expires none.
         Publishing takes longer with each snapshot that the table keeps
     :raises InvalidError: an argument is not valid
@@ -130,6 +132,7 @@ class IcebergSink(TableSink[_Handle]):
     sequence_by: Sequence[str] = ()
     engine: str = "auto"
     changes: Changes | None = None
+    contract: Contract | None = None
 
     def __post_init__(self) -> None:
         where = "sink iceberg:"
@@ -170,8 +173,16 @@ class IcebergSink(TableSink[_Handle]):
         """Refuse a table with requirements that this sink does not satisfy."""
         with self._opened() as catalog:
             table = self._read(catalog, refusal=DataError)
-            if table is not None:
+            if table is None:
+                self.refuse_missing()
+            else:
                 self._check_requirements(table)
+
+    def existing_columns(self) -> str | None:
+        """Return the columns of the table."""
+        with self._opened() as catalog:
+            table = self._read(catalog, refusal=DataError)
+        return None if table is None else json.dumps(iceberg_columns.spark_type(table.schema().as_struct()))
 
     def immutable_config(self) -> Json:
         """The properties of the catalog are not included and may change."""
@@ -188,7 +199,9 @@ class IcebergSink(TableSink[_Handle]):
         """Also refuse a table with requirements that this sink does not satisfy."""
         with self._opened() as catalog:
             table = self._read(catalog, refusal=DataError)
-            if table is not None:
+            if table is None:
+                self.refuse_missing()
+            else:
                 schema = self._fitted(table, schema)
             named, _ = column_types.typed(schema)
             columns = iceberg_columns.iceberg_schema(named, self._partition_columns)

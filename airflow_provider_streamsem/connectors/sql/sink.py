@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connectors.changes import UNCHANGED, Changes
+from airflow_provider_streamsem.connectors.contract import Contract
 from airflow_provider_streamsem.connectors.sink import SinkCommit, SinkMarker
 from airflow_provider_streamsem.connectors.sql import changes as sql_changes
 from airflow_provider_streamsem.connectors.sql import columns as sql_columns
@@ -87,6 +88,7 @@ class JdbcSink(TransactionalSink[_Handle]):
         does a skip
     :param changes: applies change data: each row upserts or deletes the row with the same keys, or truncates the table. Sets ``mode``, ``keys`` and
         ``sequence_by``. The publisher reads the batch into memory
+    :param contract: which changes of the columns a batch may make: a mode, or :class:`Contract`. The table itself never changes
     :raises InvalidError: an argument is not valid
     """
 
@@ -102,11 +104,14 @@ class JdbcSink(TransactionalSink[_Handle]):
     version_column: str = "_streamsem_version"
     markers: str = "streamsem_markers"
     changes: Changes | None = None
+    contract: Contract | None = None
 
     def __post_init__(self) -> None:
         where = "sink jdbc:"
         arguments.text(f"{where} conn_id", self.conn_id)
         keyed_rows.set_changes(where, self)
+        if self.contract is not None:
+            object.__setattr__(self, "contract", Contract.of(where, self.contract))
         for name in ("table", "markers"):
             arguments.text(f"{where} {name}", getattr(self, name), pattern=_NAME, accepted="table or schema.table")
         open_dataset(arguments.text(f"{where} staging", self.staging))

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from airflow_provider_streamsem import arguments, telemetry
 from airflow_provider_streamsem.connectors.changes import CHANGE, UNCHANGED, UPSERT, Changes
+from airflow_provider_streamsem.connectors.contract import FREEZE, Contract
 from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
 from airflow_provider_streamsem.connectors.staged_parquet.sink import StagedSink
@@ -56,6 +57,7 @@ class TableSink(TransactionalSink[H]):
     :param engine: for ``upsert``: what merges the rows: ``spark``, the ``library`` of the table format, or ``auto``. For ``append``: with ``spark``, Spark
         writes the rows to the table. Otherwise the staged files become files of the table
     :param changes: how the rows of a batch change rows of the table. It sets ``mode``, ``keys`` and ``sequence_by``
+    :param contract: which changes of the table's columns a batch may make
     """
 
     __slots__ = ()
@@ -74,6 +76,7 @@ class TableSink(TransactionalSink[H]):
     sequence_by: Sequence[str]
     engine: str
     changes: Changes | None
+    contract: Contract | None
     spark_package: ClassVar[str]
     """The Spark package that writes rows into tables (:mod:`airflow_provider_streamsem.spark.packages`)."""
 
@@ -81,6 +84,8 @@ class TableSink(TransactionalSink[H]):
         """Validate the fields, and convert lists to tuples. ``where`` begins the error message."""
         open_dataset(arguments.text(f"{where} path", self.path))
         keyed_rows.set_changes(where, self)
+        if self.contract is not None:
+            object.__setattr__(self, "contract", Contract.of(where, self.contract))
         for name in ("partition_by", "keys", "sequence_by"):
             object.__setattr__(self, name, arguments.text_list(f"{where} {name}", getattr(self, name)))
         arguments.choice(f"{where} mode", self.mode, _MODES)
@@ -126,6 +131,14 @@ class TableSink(TransactionalSink[H]):
         if new:
             self.check_table()
         StagedSink.claim(self, pipeline_uuid, log, new=new)
+
+    def refuse_missing(self) -> None:
+        """Refuse a table that does not exist, if the contract does not let the sink create it."""
+        if self.contract is not None and self.contract.tables == FREEZE:
+            summary = f"the {self.table_format} table does not exist, and the contract of the sink has tables='freeze'"
+            raise DataError(summary, table=self.table_name).advising(
+                "create the table, or set tables='evolve'. Then run again."
+            )
 
     @abstractmethod
     def check_table(self) -> None:
