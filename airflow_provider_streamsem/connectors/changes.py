@@ -16,8 +16,8 @@ CHANGE = "__streamsem_change"
 UPSERT, DELETE, TRUNCATE = "u", "d", "t"
 UNCHANGED = "__streamsem_unchanged"
 """
-The column of the staged rows of :attr:`Changes.is_partial` with the names of the columns whose values an upsert does not change; null if it sets all of them.
-It is not a column of the table.
+The column of the staged rows, if :attr:`Changes.is_partial`: the names of the columns that an upsert does not change; null if it sets all of them. It is not a
+column of the table.
 """
 START, END = "__START_AT", "__END_AT"
 """The columns of a table with history (SCD type 2): the sequences at which a version of a row begins (inclusive) and ends (exclusive)."""
@@ -48,8 +48,8 @@ class Changes:
     because later changes are compared with them. For each delete and each truncate, the log keeps a *tombstone*: the key and the sequence. An older change
     that arrives later does not insert the row again.
 
-    With ``stored_as_scd_type=2``, the table has a row for each version of a row of the source, and two more columns: ``__START_AT`` is the sequence at which
-    the version begins, and ``__END_AT`` the sequence at which it ends (exclusive); null if it is the current version.
+    With ``stored_as_scd_type=2``, the table has a row for each *row version*, a state of a row of the source between two changes, and two more columns:
+    ``__START_AT`` is the sequence at which the row version begins, and ``__END_AT`` the sequence at which it ends (exclusive); null if it is current.
 
     :param keys: columns that identify a row. Their values must not be null
     :param sequence_by: a column, or a list of columns, that order the changes of a row, ascending: integers, decimals, dates or timestamps. DeltaSink and
@@ -57,8 +57,8 @@ class Changes:
         changes with equal keys and sequence, that of the later batch is applied, and within a batch the last one in the order of the source. A batch in which
         such changes differ is refused if their order is unknown
     :param apply_as_deletes: SQL predicate on the columns that the transform returns. If it is true, the change deletes the table's row with the same keys
-    :param apply_as_truncates: SQL predicate. If it is true, the change deletes every older row of the table. It has no key. It precedes ``apply_as_deletes``.
-        SCD type 1 only
+    :param apply_as_truncates: SQL predicate. If it is true, the change is a truncate: it deletes every older row of the table. Its key is ignored. If both
+        predicates are true, the change is a truncate. SCD type 1 only
     :param column_list: the columns of the table. It must list ``keys`` and ``sequence_by``. Default: all columns
     :param except_column_list: instead of ``column_list``: the columns that the table does not have, such as the kind of the change
     :param ignore_null_updates: whether a column that is null in an upsert keeps its value in the table. A new row gets null
@@ -66,10 +66,10 @@ class Changes:
         ``debezium_unchanged``. They keep their values in the table. The table does not get this column
     :param unknown_values: what happens if an upsert names unchanged columns, but the table and the batch have no row with the key: ``fail``: the batch is not
         published. ``null``: they are null
-    :param stored_as_scd_type: 1: the table has the newest version of each row. 2: it has every version. For 2, ``sequence_by`` must be one column
-    :param track_history_column_list: for SCD type 2: the columns whose changes begin a new version. A change of other columns only changes the version that it
-        applies to. Default: all columns except ``keys``. This includes that of ``sequence_by``, so each upsert begins a version
-    :param track_history_except_column_list: instead of ``track_history_column_list``: the columns whose changes do not begin a new version
+    :param stored_as_scd_type: 1: the table has the newest state of each row. 2: it has each state. For 2, ``sequence_by`` must be one column
+    :param track_history_column_list: for SCD type 2: the columns whose changes begin a new row version. A change of other columns only changes the row version
+        that it applies to. Default: all columns except ``keys``. This includes that of ``sequence_by``, so each upsert begins a row version
+    :param track_history_except_column_list: instead of ``track_history_column_list``: the columns whose changes do not begin a new row version
     :param tombstone_ttl_s: time to live of a tombstone, in seconds, 1 or more. An older change is dropped if its batch is planned at most this long after the
         batch of the delete
     :raises InvalidError: an argument is not valid
@@ -227,7 +227,7 @@ class Changes:
 
     @property
     def reason(self) -> str:
-        """The reason why the table has the newest state of each row."""
+        """The sentence that says which state of each row the table has."""
         unchanged = (
             ". A column that an upsert leaves unchanged keeps the value of the newest change before it that was in the table or in the batch"
             if self.is_partial
@@ -236,6 +236,9 @@ class Changes:
         by = ", ".join(self.sequence_by)
         which = f"the one with the greatest {by} is applied, in any order of arrival. An older change does not insert a deleted row again"
         if self.keeps_history:
-            which = f"each makes a version, in the order of {by}, in any order of arrival. A version that arrives after its delete ends there"
+            which = (
+                "each upsert begins a row version, unless it changes no tracked column, and each delete ends one, "
+                f"in the order of {by}, in any order of arrival. A delete also ends a row version that arrives later"
+            )
         ttl = arguments.duration(self.tombstone_ttl_s)
         return f"of the changes of a row, {which} if its batch is planned at most {ttl} after the batch of the delete{unchanged}"

@@ -20,6 +20,10 @@ from airflow_provider_streamsem.errors import DataError
 
 logger = telemetry.log_of(__name__)
 
+_INTEGERS = ("byte", "short", "integer", "long")
+_WIDE = "decimal(38,18)"
+"""A decimal in which a text is compared with its rounded value. A number that it does not hold is discarded."""
+
 
 @dataclass(frozen=True, slots=True)
 class Fitting:
@@ -50,7 +54,7 @@ def fitting(
     sink: str, frame: DataFrame, existing: str | None, contract: Contract, marks: Collection[str]
 ) -> Fitting | None:
     """
-    Return what the contract does with the rows; ``None`` if they fit, or if the sink changes.
+    Return what the contract discards of the rows; ``None`` if it discards nothing.
 
     :param existing: the columns of the sink as schema JSON in Spark's form; ``None`` if it has none yet
     :param marks: columns that only staged rows have
@@ -73,7 +77,7 @@ def fitting(
     found += [f"{name}: {_text(kind)} does not fit {_text(known[name])}" for name, kind in changed.items()]
     if (added and contract.columns == FREEZE) or (changed and contract.data_type == FREEZE):
         raise DataError(
-            "the rows do not fit the columns of the sink, and its contract forbids to change them",
+            "the rows do not fit the columns of the sink, and its contract forbids changing them",
             sink=sink,
             found=found,
         ).advising(
@@ -108,11 +112,17 @@ def _fitting(
 
 
 def _exact(value: Column, kind: str, wanted: str) -> Column:
-    """Return a value in another type; null if that type does not hold it exactly. The text of a value is the value."""
+    """Return a value in another type; null if that type does not hold it exactly. Spark's cast of a text rounds a number, and drops the time of a date."""
     cast = value.try_cast(_type(wanted))
-    if kind == "string" or wanted == "string":
+    if wanted == "string":
         return cast
-    return F.when(cast.try_cast(_type(kind)).eqNullSafe(value), cast)
+    if kind != "string":
+        return F.when(cast.try_cast(_type(kind)).eqNullSafe(value), cast)
+    if wanted == "date":
+        return F.when(value.try_cast("timestamp_ntz").eqNullSafe(cast.cast("timestamp_ntz")), cast)
+    if wanted in _INTEGERS or wanted.startswith("decimal("):
+        return F.when(value.try_cast(_WIDE).eqNullSafe(cast.try_cast(_WIDE)), cast)
+    return cast
 
 
 def _type(kind: str) -> DataType:

@@ -121,12 +121,31 @@ def test_text_fits_if_spark_can_cast_it(tmp_path: Path, spark: SparkSession) -> 
     assert orders.counts() == {"discarded_values.out": 2}
 
 
+@pytest.mark.parametrize(
+    ("kind", "texts", "kept"),
+    [
+        ("decimal(12,2)", ["1.50", "0.129", "1e2", "x"], ["1.50", "100.00"]),
+        ("date", ["2026-03-08", "2026-03-08 10:00:00", "2026-03-08 00:00:00"], ["2026-03-08", "2026-03-08"]),
+        ("long", [" 7", "7.0", "9223372036854775808"], ["7"]),
+    ],
+)
+def test_text_that_spark_would_round_is_discarded(
+    tmp_path: Path, spark: SparkSession, kind: str, texts: list[str], kept: list[str]
+) -> None:
+    orders = Orders(tmp_path, spark, "discard_row")
+    typed = orders.pipeline.replace(log=str(tmp_path / "log2"), sinks={"out": FilesSink(path=str(tmp_path / "typed"), contract="discard_row")})  # fmt: skip
+    orders.pipeline = typed
+    orders.run("typed", v=f"CAST(NULL AS {kind})")
+    orders.batch("texts", [(n, text, None) for n, text in enumerate(texts, 10)], v="v")
+    assert [str(row[1]) for row in orders.rows() if row[1] is not None] == kept
+
+
 @pytest.mark.parametrize("columns", [WITH_NEW, {"v": "v"}, {"v": "cast(v AS long)"}], ids=["column", "type", "wider"])
 def test_frozen_columns_fail_the_batch_before_its_commit(
     tmp_path: Path, spark: SparkSession, kind: str, columns: dict[str, str]
 ) -> None:
     orders = Orders(tmp_path, spark, "freeze", kind)
-    with pytest.raises(DataError, match="its contract forbids to change them") as raised:
+    with pytest.raises(DataError, match="its contract forbids changing them") as raised:
         orders.batch("second", NEW, **columns)
     (found,) = raised.value.fields["found"]
     assert found in ("new column w string", "v: string does not fit integer", "v: long does not fit integer")

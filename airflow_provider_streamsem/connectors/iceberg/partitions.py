@@ -1,4 +1,4 @@
-"""The partitions of an Iceberg table, as ``partition_by`` of the sink names them: ``day``, ``day(at)``, ``bucket(16, id)``."""
+"""The partition fields of an Iceberg table, as ``partition_by`` of the sink names them: a column, ``day(at)``, ``bucket(16, id)``. Also ``days(at)``."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def of_table(table: Table) -> list[Partition]:
 
 
 def spec_of(partitions: list[Partition], columns: Schema) -> Any:
-    """Return the partition spec of a new table. A field that is not a column has the name that Spark would give it."""
+    """Return the partition spec of a new table. A transform of a column is named ``<column>_<transform>``."""
     from pyiceberg.partitioning import PartitionField, PartitionSpec
     from pyiceberg.transforms import parse_transform
 

@@ -26,10 +26,14 @@ class Existing(Protocol):
 
 def applied_to_table(rows: Any, kinds: Any, existing: Existing, batch: SinkCommit, changes: Changes) -> Applied:
     """
-    Return the changes that are not older than a tombstone or than the row of the table: at most one for each row of the table.
+    Return at most one change for each row of the table.
+
+    With SCD type 1, this is the newest change of each key that is not older than a tombstone or than the row of the table. With SCD type 2, these are the
+    upserts and deletes of row versions.
 
     :param rows: pyarrow table of the staged rows in order
     :param kinds: pyarrow schema of the columns of the key
+    :param existing: reads the rows of the table
     """
     stored = tombstones(batch)
     if changes.keeps_history:

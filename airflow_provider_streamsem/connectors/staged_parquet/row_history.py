@@ -116,7 +116,7 @@ class _Events:
         )
 
     def in_order(self) -> _Events:
-        """Return the changes in the order of keys and sequences, of which there is one each."""
+        """Sort by key and sequence, and keep the last change of each pair."""
         has_sequence = self.sequences.is_valid().cast(pa.uint8())  # a null is before every value
         columns = {"key": self.keys, "has": has_sequence, "sequence": self.sequences, "at": np.arange(len(self.keys))}
         order = pc.sort_indices(pa.table(columns), [(name, "ascending") for name in columns])
@@ -144,7 +144,7 @@ class _Events:
         return _Events(self.keys, self.sequences, np.where(is_delete, -1, at), values, {}, self.changes)
 
     def versions(self) -> Any:
-        """Return the versions of the rows: a pyarrow table like ``values``, with the columns of the sequence, of the begin and of the end set."""
+        """Return the row versions: a pyarrow table like ``values``, with the columns of ``sequence_by``, :data:`START` and :data:`END` set."""
         sequence = self.changes.sequence_by[0]
         is_upsert, first = self.origins >= 0, _is_first(self.keys)
         begins = is_upsert & (first | ~np.append(False, is_upsert[:-1]) | self._differs_from_previous())
@@ -183,7 +183,11 @@ class _Events:
 
 
 def _relevant(part: Any, kinds: Any, known: Any, least: Any, changes: Changes) -> Any:
-    """A version that ends before the first change of the batch stays as it is. A file may lack columns that were added to the table later."""
+    """
+    Select the row versions that the batch may affect: those that are current, or that end at or after its first change.
+
+    A file may lack columns that were added to the table later.
+    """
     for name in {*read_columns(changes)} - {*part.schema.names}:
         part = part.append_column(name, pa.nulls(part.num_rows, least.type))
     is_late = pc.fill_null(pc.greater_equal(part[END], least), True)
@@ -224,7 +228,7 @@ def _differences(versions: Any, in_table: Any, kinds: Any, changes: Changes) -> 
     """
     Return the upserts and deletes that make the versions of the table equal to ``versions``.
 
-    The values of a version that only ends are not in ``versions``, unless they were read: it leaves them unchanged.
+    If only the end of a row version changes, and its values were not read, the upsert leaves all of them unchanged.
     """
     of_batch = versions[_OF_BATCH].to_numpy()
     versions = versions.drop_columns([_OF_BATCH])
