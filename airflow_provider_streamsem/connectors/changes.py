@@ -133,6 +133,14 @@ class Changes:
             raise InvalidError(summary, given=list(self.sequence_by)).advising(
                 "return one column from the transform that orders the changes of a row, and name it in sequence_by."
             )
+        named = [
+            name
+            for lists in ("keys", "sequence_by", *_COLUMN_LISTS, *_TRACK_LISTS)
+            for name in getattr(self, lists) or ()
+        ]
+        if reserved := sorted({START, END}.intersection(named)):
+            summary = "changes with stored_as_scd_type=2 must not name the columns that the sink adds itself"
+            raise InvalidError(summary, given=reserved).advising("remove the columns from the arguments of changes.")
         if self.apply_as_truncates is not None:
             raise InvalidError("changes with stored_as_scd_type=2 must not have apply_as_truncates").advising(
                 "remove apply_as_truncates, and leave out truncates with `where` of the pipeline. Versions that a truncate would end stay current."

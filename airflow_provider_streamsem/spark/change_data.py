@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
+from pyspark.sql.types import MapType
 
 from airflow_provider_streamsem.connectors.changes import (
     CHANGE,
@@ -19,6 +20,7 @@ from airflow_provider_streamsem.connectors.changes import (
     Changes,
 )
 from airflow_provider_streamsem.connectors.columns.identifiers import quoted
+from airflow_provider_streamsem.connectors.columns.nested import holds
 from airflow_provider_streamsem.connectors.data_files.write import UNKNOWN_COLUMN_MESSAGE, refusal
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.spark import causes
@@ -55,6 +57,12 @@ def marked(sink: str, frame: DataFrame, changes: Changes) -> DataFrame:
             "correct the predicate, then run again. The next run reads the same offsets."
         ) from causes.short(error)
     kept = {name: F.col(quoted(name)) for name in frame.columns if changes.keeps(name)}
+    maps = [name for name in changes.tracked([*kept]) if holds(frame.schema[name].dataType, MapType)]
+    if changes.joins_versions and maps:
+        summary = "columns whose history is tracked have maps, which Spark does not compare"
+        raise DataError(summary, sink=sink, columns=maps).advising(
+            "name the columns in track_history_except_column_list, or convert them in the transform. Then run again."
+        )
     if truncates is not None:
         is_truncate = F.col(CHANGE) == TRUNCATE
         kept |= {

@@ -115,7 +115,7 @@ def test_iceberg_table_that_the_sink_creates_has_hidden_partitions(
     write(table, ROWS, run_key="first", engine="spark", **mode)
     write(table, {6: (6, "b")}, run_key="second", engine="spark", **mode)
     spec = [f"{field.name}: {field.transform}" for field in table.loaded.spec().fields]
-    assert spec == ["at_day: day", "k_bucket: bucket[4]", "p_truncate: truncate[1]", "v: identity"]
+    assert spec == ["at_day: day", "k_bucket: bucket[4]", "p_trunc: truncate[1]", "v: identity"]
     assert table.rows() == Counter((k, *row) for k, row in {**ROWS, 6: (6, "b")}.items())
     assert len(table.sql("SELECT DISTINCT partition FROM {t}.partitions")) == 7
 

@@ -39,6 +39,7 @@ from tests.connectors.staged_parquet.changed_table import (
     apply_without_effect,
     truncate_rows_of_another_writer,
 )
+from tests.connectors.staged_parquet.test_history import contents, with_theirs
 from tests.integration.parts.iceberg import RestCatalog
 from tests.integration.parts.server import running
 
@@ -193,6 +194,27 @@ def test_history_merged_by_spark_equals_that_merged_by_the_library(
 ) -> None:
     merged = make(tmp_path / "spark", changes=changes, engine="spark", spark=SparkEngine().publishing_session)
     apply_randomly_to_history(merged, make(tmp_path / "library", changes=changes), count=5)
+
+
+@pytest.mark.parametrize(
+    "changes", [pytest.param(HISTORY, marks=pytest.mark.prove), JOINED_HISTORY], ids=["every change", "joined versions"]
+)
+def test_history_of_rows_of_another_writer_is_the_same_by_spark_and_by_the_library(
+    spark: SparkSession, tmp_path: Path, changes: Changes
+) -> None:
+    by_spark = with_theirs(Delta(tmp_path / "spark", changes, engine="spark", spark=SparkEngine().publishing_session))
+    by_library = with_theirs(Delta(tmp_path / "library", changes))
+    for events in (
+        [(1, 5, 0, "x"), (2, 5, 0, "x"), (2, 2, 0, "late"), (3, 4, 0, "x"), (4, 6, 0, "x")],
+        [(1, 7, 0, "x"), (2, 4, 0, None), (5, 2, 0, "a"), (3, 1, 0, "a")],
+    ):
+        by_spark.apply(events)
+        by_library.apply(events)
+        assert contents(by_spark) == contents(by_library)
+    twice = {"k": [1, 1], "at": [1, 2], "v": ["a", "b"], "__START_AT": [None, None], "__END_AT": [None, None]}
+    ambiguous = with_theirs(Delta(tmp_path / "twice", changes, engine="spark", spark=SparkEngine().publishing_session), twice)  # fmt: skip
+    with pytest.raises(PublishError, match="several rows with equal keys and equal __START_AT"):
+        ambiguous.apply([(1, 3, 0, "x")])
 
 
 @pytest.mark.parametrize("make", [Delta, Iceberg])

@@ -149,6 +149,13 @@ def test_columns_that_are_not_tracked_change_the_current_version(tmp_path: Path,
     assert shop.versions() == [(1, "a", 1, 3), (1, "a", 5, None), (1, "b", 3, 5)]
 
 
+def test_map_whose_history_is_tracked_is_refused(tmp_path: Path, spark: SparkSession) -> None:
+    shop = Shop(tmp_path, changes=replace(HISTORY, track_history_except_column_list=["seq"]))
+    shop.arrive(("c", 1, 1, "a"))
+    with pytest.raises(DataError, match=r"Spark does not compare.*columns=\['m'\]"):
+        shop.run(transform=lambda frame: frame.withColumn("m", F.create_map(F.lit("k"), F.lit(1))))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -142,7 +142,7 @@ def _existing(target: RewrittenTable, batch: SinkCommit, file: AddedFile) -> Obj
 
 
 def _of_keys(
-    target: RewrittenTable, batch: SinkCommit, kinds: Any, rows: Any, columns: Sequence[str] | None, since: Any = None
+    target: RewrittenTable, batch: SinkCommit, kinds: Any, rows: Any, columns: Sequence[str], since: Any = None
 ) -> Iterator[Any]:
     """See :class:`airflow_provider_streamsem.connectors.staged_parquet.batch_changes.Existing`."""
     for file in _possible(target, rows, kinds):

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 from urllib.parse import quote, unquote
 
+from airflow_provider_streamsem.connectors.delta import statistics
 from airflow_provider_streamsem.connectors.delta.requirements import is_append_only
 from airflow_provider_streamsem.errors import DataError
 
@@ -59,6 +60,17 @@ def check_for_spark(fields: Sequence[Any], own: Sequence[Any], partition_by: Seq
         summary = "columns of this type cannot partition a Delta table that Spark merges into, because writers and readers convert them in different ways"
         raise DataError(summary, columns=refused, refused=list(_NO_PARTITION)).advising(
             "partition by another column, and write to a new table."
+        )
+
+
+def check_clustering(fields: Sequence[Any], cluster_by: Sequence[str]) -> None:
+    """Refuse clustering columns that a new table has no statistics of, by which Delta clusters."""
+    selected = statistics.selected([field for field in fields if field["name"] in cluster_by])
+    refused = sorted({field["name"] for field in fields if field["name"] in cluster_by} - {*selected})
+    if refused:
+        summary = "columns of these types or names cannot cluster a Delta table, because it has no statistics of them"
+        raise DataError(summary, columns=refused).advising(
+            "cluster by integers, decimals, strings, dates or timestamps, with letters, digits and underscores in their names."
         )
 
 

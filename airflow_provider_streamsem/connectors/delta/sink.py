@@ -83,6 +83,8 @@ _PRIMITIVES = frozenset(
     ]
 )
 _DIGITS = 15
+_MOST_CLUSTERING = 4
+"""The most clustering columns of a Delta table."""
 _CHECKPOINT_INTERVAL = 100
 """As in deltalake, which writes checkpoints only after its own commits."""
 
@@ -148,6 +150,10 @@ class DeltaSink(TableSink[_Handle]):
         object.__setattr__(self, "cluster_by", arguments.text_list("sink delta: cluster_by", self.cluster_by))
         if self.cluster_by and (self.engine != "spark" or self.partition_by):
             raise InvalidError("sink delta: cluster_by needs engine spark, and excludes partition_by")
+        if len(self.cluster_by) > _MOST_CLUSTERING:
+            raise InvalidError(
+                f"sink delta: cluster_by has more than {_MOST_CLUSTERING} columns", given=list(self.cluster_by)
+            )
         checked_path("sink delta: path", self.path)
 
     def immutable_config(self) -> Json:
@@ -174,8 +180,10 @@ class DeltaSink(TableSink[_Handle]):
         keyed_rows.check_keys(fields, self.keys)
         if self.changes is not None:
             keyed_rows.check_sequence_types(fields, self.sequence_by)
+        self.check_names(field["name"] for field in fields)
+        if self.cluster_by:
+            mergeable.check_clustering(fields, self.cluster_by)
         if self.engine == "spark":
-            self.check_names(field["name"] for field in fields)
             own = [] if cached is None else _columns(cached.table)
             mergeable.check_names([*fields, *own], {} if cached is None else cached.table.metadata().configuration)
             mergeable.check_for_spark(fields, own, self.partition_by)

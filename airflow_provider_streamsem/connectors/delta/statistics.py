@@ -23,12 +23,13 @@ _BOUNDED = ("byte", "short", "integer", "long", "string", "date", "timestamp", "
 
 def properties(fields: Sequence[Mapping[str, Any]], partition_by: Sequence[str]) -> dict[str, str]:
     """Return the properties of a new table that select the columns whose bounds are always known. Columns that are added later have no statistics."""
-    selected = [
-        field["name"]
-        for field in fields
-        if _has_bounds(field["type"]) and field["name"] not in partition_by and _PLAIN_NAME.fullmatch(field["name"])
-    ]
-    return {_COLUMNS: ",".join(selected[:MAX_COLUMNS])} if selected else {_NUMBER: "0"}
+    names = selected([field for field in fields if field["name"] not in partition_by])
+    return {_COLUMNS: ",".join(names[:MAX_COLUMNS])} if names else {_NUMBER: "0"}
+
+
+def selected(fields: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the columns whose bounds are always known."""
+    return [field["name"] for field in fields if _has_bounds(field["type"]) and _PLAIN_NAME.fullmatch(field["name"])]
 
 
 def _has_bounds(kind: Any) -> bool:

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
     from pyiceberg.table.name_mapping import MappedField, NameMapping
     from pyiceberg.types import IcebergType, NestedField
 
+    from airflow_provider_streamsem.connectors.iceberg.partitions import Partition
+
 _PRIMITIVES = {
     "boolean": "boolean",
     "byte": "int",
@@ -46,7 +48,7 @@ _PROMOTED = {
 _NEWEST_FORMAT = 2
 
 
-def iceberg_schema(schema: str, partition_by: Sequence[str]) -> Schema:
+def iceberg_schema(schema: str, partitions: Sequence[Partition]) -> Schema:
     """
     Convert the columns of the staged rows (Spark schema JSON; ``""``: none) to an Iceberg schema. Every column is optional.
 
@@ -61,11 +63,12 @@ def iceberg_schema(schema: str, partition_by: Sequence[str]) -> Schema:
     if duplicates:
         raise DataError("columns differ only in upper and lower case", columns=duplicates)
     types = {field.name: field.field_type for field in fields}
-    missing = [name for name in partition_by if fields and name not in types]
+    missing = [part.column for part in partitions if fields and part.column not in types]
     if missing:
         summary = "the transform's result lacks partition columns"
         raise DataError(summary, missing=missing, columns=list(types))
-    unsupported = [name for name in partition_by if name in types and not _partitions(types[name])]
+    plain = [part.column for part in partitions if part.is_identity]
+    unsupported = [name for name in plain if name in types and not _partitions(types[name])]
     if unsupported:
         raise DataError("columns of this type cannot partition an Iceberg table", columns=unsupported)
     try:

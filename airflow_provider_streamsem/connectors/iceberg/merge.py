@@ -93,7 +93,9 @@ def _possible(table: Table, rows: Any, keys: Sequence[str], since: Any = None) -
     if not rows.num_rows or not {*keys} - {START} <= columns:
         return []
     wanted = _with_keys(rows, [key for key in keys if key in columns])
-    if since is not None and END in columns:
+    # pyiceberg fails to evaluate the condition for a partition whose value is null.
+    sources = {field.source_id for spec in table.specs().values() for field in spec.fields}
+    if since is not None and END in columns and table.schema().find_field(END).field_id not in sources:
         expressions: Any = pyiceberg.expressions
         is_current = expressions.Or(expressions.IsNull(END), expressions.GreaterThanOrEqual(END, since.as_py()))
         wanted = expressions.And(wanted, is_current)
@@ -109,7 +111,7 @@ def _of_keys(
     rewritten: RewrittenTable,
     keys: Sequence[str],
     rows: Any,
-    columns: Sequence[str] | None,
+    columns: Sequence[str],
     since: Any = None,
 ) -> Iterator[Any]:
     """See :class:`airflow_provider_streamsem.connectors.staged_parquet.batch_changes.Existing`."""

@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.errors import DataError, InvalidError
 
 if TYPE_CHECKING:
     from pyiceberg.schema import Schema
@@ -58,6 +58,12 @@ class Partition:
     def is_identity(self) -> bool:
         return self.transform == "identity"
 
+    @property
+    def name(self) -> str:
+        """The name of the field, as Spark gives it."""
+        kind = self.transform.partition("[")[0]
+        return self.column if self.is_identity else f"{self.column}_{'trunc' if kind == 'truncate' else kind}"
+
 
 def of_table(table: Table) -> list[Partition]:
     """Return the partition fields of the newest partition spec of a table."""
@@ -66,8 +72,32 @@ def of_table(table: Table) -> list[Partition]:
     return [Partition(str(schema.find_column_name(field.source_id)), str(field.transform)) for field in fields]
 
 
+def check(partitions: list[Partition], columns: Schema) -> None:
+    """Refuse transforms of columns whose type they do not accept, and fields with a name that is in use."""
+    from pyiceberg.transforms import parse_transform
+
+    kinds = {field.name: field.field_type for field in columns.fields}
+    wrong = [
+        part.text
+        for part in partitions
+        if part.column in kinds and not parse_transform(part.transform).can_transform(kinds[part.column])
+    ]
+    if wrong:
+        raise DataError(
+            "the types of columns do not accept the transforms of partition_by", partition_by=wrong
+        ).advising("use another transform, or cast the columns in the transform of the pipeline. Then run again.")
+    names = [part.name for part in partitions]
+    taken = [
+        part.text for part in partitions if names.count(part.name) > 1 or (not part.is_identity and part.name in kinds)
+    ]
+    if taken:
+        raise DataError("partition fields have the name of a column or of another field", partition_by=taken).advising(
+            "rename the column in the transform of the pipeline, or use another partition field. Then run again."
+        )
+
+
 def spec_of(partitions: list[Partition], columns: Schema) -> Any:
-    """Return the partition spec of a new table. A transform of a column is named ``<column>_<transform>``."""
+    """Return the partition spec of a new table."""
     from pyiceberg.partitioning import PartitionField, PartitionSpec
     from pyiceberg.transforms import parse_transform
 
@@ -76,7 +106,7 @@ def spec_of(partitions: list[Partition], columns: Schema) -> Any:
             columns.find_field(part.column).field_id,
             1000 + at,
             parse_transform(part.transform),
-            part.column if part.is_identity else f"{part.column}_{part.transform.partition('[')[0]}",
+            part.name,
         )
         for at, part in enumerate(partitions)
     ]

@@ -25,6 +25,7 @@ from airflow_provider_streamsem.connectors.contract import Contract
 from airflow_provider_streamsem.connectors.iceberg import catalog as iceberg_catalog
 from airflow_provider_streamsem.connectors.iceberg import columns as iceberg_columns
 from airflow_provider_streamsem.connectors.iceberg import files as iceberg_files
+from airflow_provider_streamsem.connectors.iceberg import partitions
 from airflow_provider_streamsem.connectors.iceberg.catalog import is_transient
 from airflow_provider_streamsem.connectors.iceberg.partitions import Partition, of_table, spec_of
 from airflow_provider_streamsem.connectors.sink import SinkCommit, SinkMarker, TableRewrite
@@ -146,13 +147,13 @@ class IcebergSink(TableSink[_Handle]):
         if self.expire_after_s is not None:
             arguments.integer(f"{where} expire_after_s", self.expire_after_s, least=1)
         self.validate_arguments(where)
-        partitions = [Partition.parse(where, text) for text in self.partition_by]
-        object.__setattr__(self, "partition_by", tuple(part.text for part in partitions))
-        if self.engine != "spark" and not all(part.is_identity for part in partitions):
+        parsed = [Partition.parse(where, text) for text in self.partition_by]
+        object.__setattr__(self, "partition_by", tuple(part.text for part in parsed))
+        if self.engine != "spark" and not all(part.is_identity for part in parsed):
             summary = (
                 f"{where} partition_by with transforms needs engine spark, which writes the rows into their partitions"
             )
-            raise InvalidError(summary, given=[part.text for part in partitions if not part.is_identity])
+            raise InvalidError(summary, given=[part.text for part in parsed if not part.is_identity])
         if any("." in key for key in self.keys):
             summary = "the keys of an Iceberg table must not have a dot in their names"
             raise InvalidError(summary, given=list(self.keys))
@@ -204,7 +205,9 @@ class IcebergSink(TableSink[_Handle]):
             else:
                 schema = self._fitted(table, schema)
             named, _ = column_types.typed(schema)
-            columns = iceberg_columns.iceberg_schema(named, self._partition_columns)
+            columns = iceberg_columns.iceberg_schema(named, self._partitions)
+            if table is None:
+                partitions.check(self._partitions, columns)
             fields = json.loads(named)["fields"]
             keyed_rows.check_keys(fields, self.keys)
             if self.changes is not None:
@@ -411,7 +414,7 @@ class IcebergSink(TableSink[_Handle]):
         try:
             fitted = self._fitted(table, batch.staged_schema)
             iceberg_columns.check_staged_types(table.metadata, batch.staged_schema)
-            columns = iceberg_columns.iceberg_schema(fitted, self._partition_columns)
+            columns = iceberg_columns.iceberg_schema(fitted, self._partitions)
             self._check_lacking(table, columns)
         except (ConflictError, DataError) as error:
             refusal = PublishError(
@@ -469,7 +472,7 @@ class IcebergSink(TableSink[_Handle]):
         )
 
     def _columns(self, batch: SinkCommit) -> Schema:
-        return iceberg_columns.iceberg_schema(batch.schema, self._partition_columns)
+        return iceberg_columns.iceberg_schema(batch.schema, self._partitions)
 
     def _read(self, catalog: Catalog, *, refusal: type[StreamsemError]) -> Table | None:
         return iceberg_catalog.table(catalog, self.table, refusal=refusal)
@@ -506,7 +509,7 @@ class IcebergSink(TableSink[_Handle]):
         """Spark writes rows into any partitions."""
         if self.engine == "spark" and not self.partition_by:
             return
-        found = of_table(table)
+        found = [part for part in of_table(table) if self.engine != "spark" or part.transform != "void"]
         if found != self._partitions:
             do = "set partition_by of the sink to the partition fields in `found`, or use another table."
             if not all(part.is_identity for part in found):

@@ -126,7 +126,7 @@ def existing(
     keys: Sequence[str],
     fields: Sequence[dict[str, Any]],
     rows: Any,
-    columns: Sequence[str] | None,
+    columns: Sequence[str],
     since: Any = None,
 ) -> Iterator[Any]:
     """
@@ -138,7 +138,6 @@ def existing(
     import pyarrow as pa
     import sqlalchemy as sa
 
-    assert columns is not None  # the sink refuses changes that need other values of the table
     names = columns
     table = target.table(names)
     column_of = {column.name: column for column in table.columns}
@@ -163,7 +162,8 @@ def _array(values: Sequence[Any], kind: Any) -> Any:
     import pyarrow as pa
 
     given = [None if value is None else _value(value, kind) for value in values]
-    return pa.array(given) if given and pa.types.is_decimal(kind) else pa.array(given, kind)
+    is_wider = pa.types.is_decimal(kind) or pa.types.is_integer(kind)  # rows of other writers may have larger values
+    return pa.array(given) if is_wider and any(value is not None for value in given) else pa.array(given, kind)
 
 
 def _value(value: Any, kind: Any) -> Any:

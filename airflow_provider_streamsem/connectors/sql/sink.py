@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
-from airflow_provider_streamsem.connectors.changes import UNCHANGED, Changes
+from airflow_provider_streamsem.connectors.changes import START, UNCHANGED, Changes
 from airflow_provider_streamsem.connectors.contract import Contract
 from airflow_provider_streamsem.connectors.sink import SinkCommit, SinkMarker
 from airflow_provider_streamsem.connectors.sql import changes as sql_changes
@@ -544,7 +544,13 @@ class JdbcSink(TransactionalSink[_Handle]):
 
         def applied(connection: sa.Connection, target: Target) -> Applied:
             existing = partial(sql_changes.existing, connection, target, self.keys, fields)
-            return batch_changes.applied_by_database(rows, kinds, existing, stored, batch, changes)
+            found = batch_changes.applied_by_database(rows, kinds, existing, stored, batch, changes)
+            if changes.keeps_history and found.rows.num_rows and found.rows[START].null_count:
+                summary = "rows of the table have a null __START_AT, by which the sink cannot find them; nothing of the batch is in the table"
+                raise PublishError(summary, table=self.table, version=batch.version).advising(
+                    "set __START_AT of these rows, then run again."
+                )
+            return found
 
         return applied
 

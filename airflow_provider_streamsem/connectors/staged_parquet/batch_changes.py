@@ -15,11 +15,11 @@ from airflow_provider_streamsem.connectors.staged_parquet.changed_rows import Ap
 class Existing(Protocol):
     """Reads the rows that a table has."""
 
-    def __call__(self, rows: Any, columns: Sequence[str] | None, since: Any = None) -> Iterable[Any]:
+    def __call__(self, rows: Any, columns: Sequence[str], since: Any = None) -> Iterable[Any]:
         """
         Return the rows of the table with the keys of ``rows``, and perhaps others, as pyarrow tables.
 
-        :param columns: the columns to return; ``None``: all columns
+        :param columns: the columns to return. A file that lacks one may leave it out
         :param since: a pyarrow scalar: versions that end before this sequence may be left out
         """
 
@@ -60,6 +60,6 @@ def _newest(
 def _to_history(
     rows: Any, kinds: Any, existing: Existing, stored: Sequence[Any], batch: SinkCommit, changes: Changes
 ) -> Applied:
-    columns = None if row_history.needs_values(rows, changes) else row_history.read_columns(changes)
+    columns = row_history.read_columns(rows, changes)
     versions = lambda given, since: existing(given, columns, since)  # noqa: E731
     return row_history.applied(rows, kinds, versions, stored, batch, changes)

@@ -105,6 +105,14 @@ def refuse_unknown(columns: Sequence[str], batch: SinkCommit, changes: Changes) 
     )
 
 
+def repeated_error(batch: SinkCommit) -> PublishError:
+    """Return the error for a table in which a row version is not identified by its keys and its begin."""
+    summary = "the table has several rows with equal keys and equal __START_AT, so its history is ambiguous; nothing of the batch is in the table"
+    return PublishError(summary, sink=batch.sink, version=batch.version).advising(
+        "delete all but one of these rows with your own SQL, then run again."
+    )
+
+
 class _States:
     """The changes of the keys of which some leave columns unchanged, and what they are compared with."""
 

@@ -25,14 +25,10 @@ from airflow_provider_streamsem.connectors.staged_parquet.changed_rows import Ap
 _OF_BATCH = "__streamsem_of_batch"
 
 
-def needs_values(rows: Any, changes: Changes) -> bool:
-    """Return whether the new history depends on values of the table other than those of :func:`read_columns`."""
-    return changes.joins_versions or UNCHANGED in rows.schema.names
-
-
-def read_columns(changes: Changes) -> list[str]:
-    """The columns of the table that say which versions it has."""
-    return [*changes.required, START, END]
+def read_columns(rows: Any, changes: Changes) -> list[str]:
+    """Return the columns of the table on which the new history depends: those that say which row versions it has, and perhaps those of the batch."""
+    needs_values = changes.joins_versions or UNCHANGED in rows.schema.names
+    return [*changes.required, START, END, *(changes.values(rows.schema.names) if needs_values else ())]
 
 
 def applied(
@@ -49,7 +45,7 @@ def applied(
     :param rows: pyarrow table of the staged rows in order
     :param kinds: pyarrow schema of the columns of the key
     :param existing: returns the versions in the table of the keys of some rows that end at a sequence, given as a pyarrow scalar, or later, or are current. It
-        may return others too: pyarrow tables with the columns of :func:`read_columns`, and all columns of the table if :func:`needs_values`
+        may return others too: pyarrow tables with the columns of :func:`read_columns`
     :param stored: the tombstones after the batch: pyarrow tables with the columns of ``keys`` and ``sequence_by``
     :raises PublishError: a column is unchanged, but there is no earlier version of the row
     """
@@ -58,6 +54,8 @@ def applied(
     known, least = texts.unique(), pc.min(rows[sequence])
     found = [_relevant(part, kinds, known, least, changes) for part in existing(rows, least)]
     in_table = _together([part for part in found if part.num_rows])
+    if in_table.num_rows and len(row_texts(in_table, _row_kinds(in_table, kinds)).unique()) < in_table.num_rows:
+        raise partial_changes.repeated_error(batch)
     deleted = [part.filter(pc.is_in(row_texts(part, kinds), value_set=known)) for part in stored]
     events = _Events.of(rows, in_table, deleted, kinds, changes).in_order()
     versions = events.with_kept_values(batch).versions()
@@ -97,7 +95,8 @@ class _Events:
             ended = in_table.filter(in_table[END].is_valid())
             parts += [(ended, END, np.full(ended.num_rows, -1)), (in_table, START, np.arange(count))]
             if changes.joins_versions:  # a version may hold several changes, of which the first and the last are known
-                parts.append((in_table, sequence, np.arange(count)))
+                is_known = _has_newest(in_table, sequence)
+                parts.append((in_table.filter(is_known), sequence, np.flatnonzero(is_known)))
             own = in_table.append_column(_OF_BATCH, pa.repeat(pa.scalar(False), count))
             values = pa.concat_tables([own, of_batch], promote_options="permissive")
         parts.append((rows, sequence, np.where(is_delete, -1, np.arange(count, count + rows.num_rows))))
@@ -171,7 +170,11 @@ class _Events:
         sequence = self.changes.sequence_by[0]
         names = self.changes.tracked([name for name in self.values.schema.names if name != _OF_BATCH])
         schema = pa.schema([self.values.schema.field(name) for name in names if name != sequence])
-        texts = row_texts(self.values, schema).take(pa.array(self.origins, mask=self.origins < 0))
+        values = self.values
+        for at, field in enumerate(values.schema):
+            if pa.types.is_floating(field.type):  # Spark compares -0.0 and 0.0 as equal
+                values = values.set_column(at, field.name, pc.add(values[field.name], pa.scalar(0, field.type)))
+        texts = row_texts(values, schema).take(pa.array(self.origins, mask=self.origins < 0))
         differs = np.append(True, ~_equal(texts[1:], texts[:-1]))
         if sequence in names:
             differs[:] = True
@@ -188,10 +191,23 @@ def _relevant(part: Any, kinds: Any, known: Any, least: Any, changes: Changes) -
 
     A file may lack columns that were added to the table later.
     """
-    for name in {*read_columns(changes)} - {*part.schema.names}:
-        part = part.append_column(name, pa.nulls(part.num_rows, least.type))
+    for name in {*changes.required, START, END} - {*part.schema.names}:
+        kind = kinds.field(name).type if name in kinds.names else least.type
+        part = part.append_column(name, pa.nulls(part.num_rows, kind))
     is_late = pc.fill_null(pc.greater_equal(part[END], least), True)
     return part.filter(pc.and_(pc.is_in(row_texts(part, kinds), value_set=known), is_late))
+
+
+def _row_kinds(versions: Any, kinds: Any) -> Any:
+    return pa.schema([*kinds, versions.schema.field(START)])
+
+
+def _has_newest(versions: Any, sequence: str) -> Any:
+    """Whether the sequence of a row version is that of a change in it. Rows of other writers may have another value."""
+    newest, start, end = versions[sequence], versions[START], versions[END]
+    is_after = pc.fill_null(pc.greater_equal(newest, start), True)
+    is_before = pc.fill_null(pc.less(newest, end), True)
+    return pc.and_(newest.is_valid(), pc.and_(is_after, is_before)).to_numpy()
 
 
 def _together(parts: Sequence[Any]) -> Any:
@@ -234,7 +250,7 @@ def _differences(versions: Any, in_table: Any, kinds: Any, changes: Changes) -> 
     versions = versions.drop_columns([_OF_BATCH])
     if not in_table.num_rows:
         return versions.append_column(CHANGE, pa.repeat(pa.scalar(UPSERT), versions.num_rows))
-    row_kinds = pa.schema([*kinds, versions.schema.field(START)])
+    row_kinds = _row_kinds(versions, kinds)
     texts, old = row_texts(versions, row_kinds), row_texts(in_table, row_kinds)
     at = pc.index_in(texts, value_set=old)
     is_same = at.is_valid().to_numpy(zero_copy_only=False) & ~of_batch

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_streamsem.connectors.changes import CHANGE, DELETE, END, START, UNCHANGED, UPSERT, Changes
 from airflow_provider_streamsem.connectors.columns.identifiers import quoted
 from airflow_provider_streamsem.connectors.sink import SinkCommit
+from airflow_provider_streamsem.connectors.staged_parquet.partial_changes import repeated_error
 from airflow_provider_streamsem.connectors.staged_parquet.spark_rows import AT, ROW, is_named, tombstones
 
 if TYPE_CHECKING:
@@ -39,7 +40,9 @@ def applied(session: SparkSession, rows: DataFrame, table: str, batch: SinkCommi
     is_partial = UNCHANGED in rows.columns
     names = changes.values([name for name in rows.columns if name != AT])
     has_values = is_partial or changes.joins_versions
-    in_table = _versions(session, rows, table, [*changes.required, START, END, *(names if has_values else ())], changes)
+    in_table = _versions(
+        session, rows, table, [*changes.required, START, END, *(names if has_values else ())], batch, changes
+    )
     events = _events(session, rows, in_table, names, batch, changes)
 
     by_key = Window.partitionBy(*keys).orderBy(_SEQUENCE)
@@ -55,14 +58,15 @@ def applied(session: SparkSession, rows: DataFrame, table: str, batch: SinkCommi
     begins = is_upsert & ~is_joined if joins else is_upsert
     events = events.withColumn(_NEXT, F.lead(_SEQUENCE).over(by_key)).withColumn(_BEGINS, begins)
     events = events.withColumn(_RUN, F.sum(F.when(F.col(_BEGINS), 1).otherwise(0)).over(by_key))
-    last = F.max_by(
-        F.struct(*(F.col(quoted(name)) for name in names), _SEQUENCE, _NEXT, _SEQUENCE_IN_TABLE), F.col(_SEQUENCE)
-    )
+    # A null sequence is before every value in a struct. Otherwise, max_by and min ignore it.
+    at = F.struct(_SEQUENCE)
+    values = (F.col(quoted(name)) for name in names)
+    last = F.max_by(F.struct(*values, _SEQUENCE, _NEXT, _SEQUENCE_IN_TABLE), at)
     grouped_by = [key.alias(f"__streamsem_key{at}") for at, key in enumerate(keys)]
     versions = (
         events.where(is_upsert)
         .groupBy(*grouped_by, _RUN)
-        .agg(last.alias(ROW), F.min(_SEQUENCE).alias(START), F.max(_OF_BATCH).alias(_OF_BATCH))
+        .agg(last.alias(ROW), F.min(at).getField(_SEQUENCE).alias(START), F.max(_OF_BATCH).alias(_OF_BATCH))
     )
     newest = F.col(ROW).getField(_SEQUENCE)
     if not joins:
@@ -76,7 +80,7 @@ def applied(session: SparkSession, rows: DataFrame, table: str, batch: SinkCommi
 
 
 def _versions(
-    session: SparkSession, rows: DataFrame, table: str, columns: Sequence[str], changes: Changes
+    session: SparkSession, rows: DataFrame, table: str, columns: Sequence[str], batch: SinkCommit, changes: Changes
 ) -> DataFrame:
     """Return the versions in the table of the keys of the batch, without those that end before its first change of the key."""
     from pyspark.sql import functions as F
@@ -88,7 +92,10 @@ def _versions(
     in_table = in_table.join(first, list(changes.keys))
     in_table = in_table.where(F.col(END).isNull() | (F.col(END) >= F.col(_FIRST))).drop(_FIRST)
     # A checkpoint, because Spark 4.1 cannot plan a MERGE whose source is a view of a table of a catalog.
-    return in_table.select(*map(quoted, columns)).localCheckpoint()
+    found = in_table.select(*map(quoted, columns)).localCheckpoint()
+    if not found.groupBy(*map(quoted, changes.row_keys)).count().where("count > 1").isEmpty():
+        raise repeated_error(batch)
+    return found
 
 
 def _events(
@@ -120,7 +127,9 @@ def _events(
         of(in_table.where(F.col(END).isNotNull()), END, DELETE, 0),
     ]
     if changes.joins_versions:  # a version may hold several changes, of which the first and the last are known
-        parts.append(of(in_table, sequence, UPSERT, 1, *values))
+        newest, start, end = (F.col(quoted(name)) for name in (sequence, START, END))
+        is_known = newest.isNotNull() & (start.isNull() | (newest >= start)) & (end.isNull() | (newest < end))
+        parts.append(of(in_table.where(is_known), sequence, UPSERT, 1, *values))
     if batch.tombstones:
         wanted = rows.select(*keys).distinct()
         parts.append(of(tombstones(session, rows, batch, changes).join(wanted, list(changes.keys), "left_semi"), sequence, DELETE, 0))  # fmt: skip

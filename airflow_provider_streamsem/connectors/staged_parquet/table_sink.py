@@ -163,11 +163,12 @@ class TableSink(TransactionalSink[H]):
         return write.refusing_violations(frame, constraints)
 
     def check_names(self, names: Iterable[str]) -> None:
-        """Refuse columns with names that Spark's writes use themselves."""
+        """Refuse columns with names that a write by Spark, or a history, uses itself."""
         reserved = sorted(
             name for name in names if name.lower() == "_metadata" or name.lower().startswith("__streamsem")
         )
-        if self.engine == "spark" and reserved:
+        uses_names = self.engine == "spark" or (self.changes is not None and self.changes.keeps_history)
+        if uses_names and reserved:
             summary = "columns have names that a write by Spark uses itself"
             raise DataError(summary, columns=reserved).advising("rename the columns in the transform, then run again.")
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_streamsem import Changes, JdbcSink
+from airflow_provider_streamsem import Changes, DeltaSink, IcebergSink, JdbcSink
 from airflow_provider_streamsem.errors import InvalidError, PublishError
 from airflow_provider_streamsem.state.layers import tombstones_of
 from tests.connectors.staged_parquet.changed_table import (
@@ -205,6 +205,122 @@ def test_row_of_another_writer_without_a_begin_ends_with_the_first_change(tmp_pa
     assert sorted(rows, key=str) == [(1, "ours", 3, None), (1, "theirs", None, 3), (2, "theirs", None, None)]
 
 
+THEIRS = {
+    "k": [1, 2, 2, 3, 4, 5],
+    "at": [1, None, None, 9, 0, None],
+    "v": ["a", "a", "b", "a", "a", "a"],
+    "__START_AT": [None, 1, 3, 2, 2, 1],
+    "__END_AT": [None, 3, None, 5, None, None],
+}
+"""Rows of another writer: sequences that are null, or that no change of the row version can have."""
+
+
+def with_theirs(table: Table, columns: Mapping[str, list[Any]] = THEIRS) -> Table:
+    """Create the Delta table with rows of another writer, which also has a column ``c``."""
+    from deltalake import write_deltalake
+
+    rows = {name: pyarrow.array(values, pyarrow.string() if name == "v" else pyarrow.int64()) for name, values in columns.items()}  # fmt: skip
+    n = pyarrow.array([0] * len(columns["k"]), pyarrow.int64())
+    kept = pyarrow.array(["keep"] * len(columns["k"]))
+    ordered = {"k": rows["k"], "at": rows["at"], "n": n, "v": rows["v"], "__START_AT": rows["__START_AT"], "__END_AT": rows["__END_AT"], "c": kept}  # fmt: skip
+    table.root.mkdir(exist_ok=True)
+    write_deltalake(str(table.root / "table"), pyarrow.table(ordered))
+    return table
+
+
+def contents(table: Table) -> list[tuple[Any, ...]]:
+    """Return the rows (k, at, v, begin, end, c) of the table."""
+    from deltalake import DeltaTable
+
+    read = DeltaTable(str(table.root / "table")).to_pyarrow_table().to_pylist()
+    return sorted(((row["k"], row["at"], row["v"], row["__START_AT"], row["__END_AT"], row["c"]) for row in read), key=str)  # fmt: skip
+
+
+@pytest.mark.parametrize("changes", [HISTORY, JOINED_HISTORY], ids=["every change", "joined versions"])
+def test_rows_of_another_writer_end_with_the_next_change_and_keep_their_values(
+    tmp_path: Path, changes: Changes
+) -> None:
+    table = with_theirs(Delta(tmp_path, changes=changes))
+    table.apply([(1, 5, 0, "x"), (2, 5, 0, "x"), (2, 2, 0, "late"), (3, 4, 0, "x"), (4, 6, 0, "x")])
+    joined = changes.joins_versions
+    assert contents(table) == sorted(
+        [
+            (1, 1, "a", None, 5, "keep"),
+            (1, 5, "x", 5, None, None),
+            (2, 1 if joined else None, "a", 1, 2, "keep"),
+            (2, 2, "late", 2, 3, None),
+            (2, 3 if joined else None, "b", 3, 5, "keep"),
+            (2, 5, "x", 5, None, None),
+            (3, 2 if joined else 9, "a", 2, 4, "keep"),
+            (3, 4, "x", 4, 5, None),
+            (4, 2 if joined else 0, "a", 2, 6, "keep"),
+            (4, 6, "x", 6, None, None),
+            (5, None, "a", 1, None, "keep"),
+        ],
+        key=str,
+    )
+
+
+def test_change_within_a_joined_version_keeps_columns_that_the_batch_lacks(tmp_path: Path) -> None:
+    table = with_theirs(Delta(tmp_path, changes=JOINED_HISTORY), {"k": [1], "at": [1], "v": ["a"], "__START_AT": [1], "__END_AT": [None]})  # fmt: skip
+    table.apply([(1, 2, 7, "a")])
+    assert contents(table) == [(1, 2, "a", 1, None, "keep")]
+
+
+def test_table_with_a_row_version_twice_is_refused(tmp_path: Path) -> None:
+    twice = {"k": [1, 1], "at": [1, 2], "v": ["a", "b"], "__START_AT": [None, None], "__END_AT": [None, None]}
+    table = with_theirs(Delta(tmp_path, changes=HISTORY), twice)
+    before = contents(table)
+    with pytest.raises(PublishError, match="several rows with equal keys and equal __START_AT"):
+        table.apply([(1, 3, 0, "x")])
+    assert contents(table) == before
+
+
+def test_file_that_lacks_the_key_has_rows_with_other_keys(tmp_path: Path) -> None:
+    from deltalake import DeltaTable, write_deltalake
+
+    path = str(tmp_path / "table")
+    write_deltalake(path, pyarrow.table({"v": ["theirs"]}))
+    kind = KINDS["string"]
+    write_deltalake(path, pyarrow.table({"v": ["theirs"], "k": [kind.value(1)]}), mode="append", schema_mode="merge")
+    table = Delta(tmp_path, changes=HISTORY, key=kind)
+    table.apply([(1, 3, 0, "x")])
+    read = [(row["v"], row["__START_AT"], row["__END_AT"]) for row in DeltaTable(path).to_pyarrow_table().to_pylist()]
+    assert sorted(read, key=str) == [("theirs", None, 3), ("theirs", None, None), ("x", 3, None)]
+
+
+class IcebergByEnd(Iceberg):
+    @property
+    def sink(self) -> IcebergSink:
+        return replace(super().sink, partition_by=["__END_AT"], mode="append", keys=(), sequence_by=())
+
+
+class DeltaByEnd(Delta):
+    @property
+    def sink(self) -> DeltaSink:
+        return replace(super().sink, partition_by=["__END_AT"], mode="append", keys=(), sequence_by=())
+
+
+@pytest.mark.parametrize("make", [DeltaByEnd, IcebergByEnd])
+def test_table_may_be_partitioned_by_the_end_of_row_versions(make: Callable[..., Table], tmp_path: Path) -> None:
+    table = make(tmp_path, changes=HISTORY)
+    applied: list[list[Event]] = [
+        [(1, 1, 0, "a"), (2, 1, 0, "x")],
+        [(1, 3, 0, "b"), (2, 2, 0, None)],
+        [(1, 2, 0, "late")],
+    ]
+    for at, events in enumerate(applied):
+        table.apply(events)
+        assert table.versions() == history(applied[: at + 1])
+
+
+def test_row_of_a_database_without_a_begin_is_refused(tmp_path: Path) -> None:
+    table = Sqlite(tmp_path, changes=HISTORY)
+    table.run("INSERT INTO t (k, v) VALUES (1, 'theirs')")
+    with pytest.raises(PublishError, match="null __START_AT"):
+        table.apply([(1, 3, 0, "x")])
+
+
 def test_unknown_value_of_an_unchanged_column_is_refused(tmp_path: Path) -> None:
     table = Delta(tmp_path, changes=replace(PARTIAL_HISTORY, unknown_values="fail"))
     table.apply([(1, 1, 0, "a"), (1, 2, 0, None)])
@@ -220,6 +336,8 @@ def test_unknown_value_of_an_unchanged_column_is_refused(tmp_path: Path) -> None
         ({"stored_as_scd_type": 2, "sequence_by": ["s", "t"]}, "one column in sequence_by"),
         ({"stored_as_scd_type": 2, "apply_as_truncates": "op = 't'"}, "must not have apply_as_truncates"),
         ({"track_history_column_list": ["v"]}, "need stored_as_scd_type=2"),
+        ({"stored_as_scd_type": 2, "sequence_by": "__START_AT"}, "must not name the columns that the sink adds"),
+        ({"stored_as_scd_type": 2, "except_column_list": ["__END_AT"]}, "must not name the columns that the sink adds"),
         ({"stored_as_scd_type": 2, "track_history_column_list": ["v"], "track_history_except_column_list": []}, "both"),
         ({"stored_as_scd_type": 2, "track_history_column_list": ["k"]}, r"must not track history.*columns=\['k'\]"),
         ({"stored_as_scd_type": 2, "track_history_column_list": ["v"], "except_column_list": ["v"]}, "must not track"),

@@ -190,6 +190,7 @@ def test_log_of_an_append_does_not_change_to_or_from_spark() -> None:
     [
         (lambda: DeltaSink("/t", cluster_by=["k"]), "cluster_by needs engine spark"),
         (lambda: DeltaSink("/t", cluster_by=["k"], partition_by=["p"], engine="spark"), "excludes partition_by"),
+        (lambda: DeltaSink("/t", cluster_by=[*"abcde"], engine="spark"), "more than 4 columns"),
         (lambda: IcebergSink("/t", "a.b", partition_by=["day(at)"]), "partition_by with transforms needs engine spark"),
         (
             lambda: IcebergSink("/t", "a.b", partition_by=["week(at)"], engine="spark"),
@@ -208,6 +209,33 @@ def test_log_of_an_append_does_not_change_to_or_from_spark() -> None:
 def test_layout_that_the_engine_cannot_write_is_refused(sink: Callable[[], object], message: str) -> None:
     with pytest.raises(InvalidError, match=message):
         sink()
+
+
+@pytest.mark.parametrize(
+    ("kinds", "partition_by", "message"),
+    [
+        ({"s": "string"}, ["day(s)"], r"do not accept the transforms.*\['day\(s\)'\]"),
+        ({"b": "boolean"}, ["bucket(4, b)"], "do not accept the transforms"),
+        ({"at": "timestamp", "at_day": "long"}, ["day(at)"], "have the name of a column"),
+        ({"k": "long"}, ["bucket(4, k)", "bucket(8, k)"], "have the name of a column or of another field"),
+    ],
+)
+def test_partition_fields_that_a_new_table_cannot_have_are_refused_before_the_commit(
+    tmp_path: Path, kinds: dict[str, str], partition_by: list[str], message: str
+) -> None:
+    catalog = {"type": "sql", "uri": f"sqlite:///{tmp_path}/c.db", "warehouse": str(tmp_path)}
+    sink = IcebergSink(str(tmp_path / "t"), "a.b", properties=catalog, partition_by=partition_by, engine="spark")
+    with pytest.raises(DataError, match=message):
+        sink.resolve_schema(batches.schema_of(**kinds))
+
+
+@pytest.mark.parametrize(("kind", "name"), [("double", "k"), ("boolean", "k"), ("binary", "k"), ("long", "a.b")])
+def test_clustering_column_without_statistics_is_refused_before_the_commit(
+    tmp_path: Path, kind: str, name: str
+) -> None:
+    sink = DeltaSink(str(tmp_path / "t"), engine="spark", cluster_by=[name])
+    with pytest.raises(DataError, match="cannot cluster a Delta table"):
+        sink.resolve_schema(batches.schema_of(**{name: kind}))
 
 
 def test_partition_transforms_have_one_spelling() -> None:
