@@ -284,6 +284,33 @@ def test_examples_of_the_page_give_the_tables_that_the_page_names(
     assert sorted(table("CUSTOMER_HISTORY"), key=lambda row: (row["id"], row["seq"])) == versions
 
 
+def test_example_of_several_tables_in_the_page_keeps_each_table(tmp_path: Path, spark: SparkSession) -> None:
+    names: dict[str, Any] = {"__name__": "shop"}
+    exec(blocks(PAGE, "python")[3], names)
+    shop, tables = names["SHOP"], names["TABLES"]
+    event = "debezium_op string, debezium_sequence decimal(38,0), debezium_unchanged array<string>"
+    changes: dict[str, list[dict[str, Any]]] = {
+        "customers": [{"id": 1, "name": "Ann"}, {"id": 1, "name": "Ann Lee"}, {"id": 2, "name": "Bo"}, {"id": 2, "debezium_op": "d"}],
+        "orders": [{"id": 1, "customer": 1, "amount": 1.25}, {"id": 2, "customer": 1, "debezium_unchanged": ["amount"]}],
+    }  # fmt: skip
+    changes["orders"].insert(1, {"id": 2, "customer": 2, "amount": 2.5})
+    for table, events in changes.items():
+        (tmp_path / table).mkdir()
+        lines = [json.dumps({"debezium_op": "u", "debezium_sequence": at, **each}) for at, each in enumerate(events)]
+        (tmp_path / table / "events.json").write_text("\n".join(lines))
+    pipeline = shop.replace(
+        log=str(tmp_path / "log"),
+        sources={table: FilesSource(path=str(tmp_path / table), format="json", schema=f"{columns}, {event}", hive_partitions=False) for table, columns in tables.items()},
+        sinks={table: DeltaSink(str(tmp_path / "out" / table), changes=shop.sinks[table].changes) for table in tables},
+    )  # fmt: skip
+    run_batch(pipeline, run_key="all", drain=True)
+    found = {table: DeltaTable(str(tmp_path / "out" / table)).to_pyarrow_table().to_pylist() for table in tables}
+    assert [(row["id"], row["name"]) for row in found["customers"]] == [(1, "Ann Lee")]
+    orders = sorted((row["id"], row["customer"], float(row["amount"])) for row in found["orders"])
+    assert orders == [(1, 1, 1.25), (2, 1, 2.5)]
+    assert verify(pipeline.log).violations == []
+
+
 def test_example_of_debezium_in_the_page_has_the_stated_guarantee() -> None:
     names: dict[str, Any] = {}
     exec(blocks(PAGE, "python")[2], names)
