@@ -16,6 +16,7 @@ from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.errors import InvalidError
 
 _DECIMAL_MODES = ("precise", "string", "double")
+_NEW_COLUMNS = ("ignore", "quarantine")
 _TIME_MODES = (
     "adaptive", "adaptive_time_microseconds", "connect", "isostring", "microseconds", "nanoseconds",
 )  # fmt: skip
@@ -129,7 +130,7 @@ class Debezium:
     null for other connectors than those of Postgres, MariaDB and MySQL. ``debezium_unchanged`` lists the columns that an update did not send, which are null
     in the DataFrame: ``Changes(unchanged_columns="debezium_unchanged")`` keeps their values in the table. A message that is not an event is quarantined.
 
-    :param schema: columns of the row as Spark DDL, such as ``"id long, balance decimal(10,2), at timestamp"``. Other fields of the row are ignored. A time
+    :param schema: columns of the row as Spark DDL, such as ``"id long, balance decimal(10,2), at timestamp"``. Other columns: see ``new_columns``. A time
         without a time zone can be read as ``timestamp_ntz``, or as ``timestamp`` in UTC
     :param registry: URL of a schema registry, without credentials. With it, the messages are Avro; without it, JSON
     :param registry_conn_id: in place of ``registry``, an Airflow connection of type ``http`` with the URL, login and password of the schema registry
@@ -139,6 +140,8 @@ class Debezium:
     :param time_precision_mode: the setting ``time.precision.mode`` of the connector. Used for JSON without schemas. With ``adaptive``
         and ``adaptive_time_microseconds``, a numeric timestamp without a schema is quarantined, because its unit is unknown
     :param unavailable_value: the setting ``unavailable.value.placeholder`` of the connector
+    :param new_columns: what happens if a row has a column that ``schema`` does not name: ``ignore``, or ``quarantine`` the event, so that a column that is
+        added to the source does not go unnoticed. A delete is decoded in both cases
     :raises InvalidError: an argument is not valid
     """
 
@@ -150,6 +153,7 @@ class Debezium:
     decimal_handling_mode: str = "precise"
     time_precision_mode: str = "adaptive"
     unavailable_value: str = "__debezium_unavailable_value"
+    new_columns: str = "ignore"
 
     def __post_init__(self) -> None:
         arguments.text("debezium: schema", self.schema, accepted='Spark DDL, such as "id long, at timestamp"')
@@ -157,6 +161,7 @@ class Debezium:
         arguments.choice("debezium: decimal_handling_mode", self.decimal_handling_mode, _DECIMAL_MODES)
         arguments.choice("debezium: time_precision_mode", self.time_precision_mode, _TIME_MODES)
         arguments.text("debezium: unavailable_value", self.unavailable_value)
+        arguments.choice("debezium: new_columns", self.new_columns, _NEW_COLUMNS)
 
     @property
     def has_registry(self) -> bool:

@@ -216,7 +216,8 @@ def records_of_debezium(decoder: Debezium, avro: Mapping[int, str]) -> Records:
     _refuse_types("Debezium", {kind for field in row.fields for kind in _leaves(field.dataType)}, BinaryType)
     modes = debezium_values.Modes(decoder.decimal_handling_mode, decoder.time_precision_mode)
     schemas = {number: debezium_values.connect_schema_of_avro(json.loads(text)) for number, text in avro.items()}
-    parser_of = partial(debezium_events.DebeziumEvents, arrow_schema(row), modes, decoder.unavailable_value, schemas)
+    settings = modes, decoder.unavailable_value, schemas, decoder.new_columns == "quarantine"
+    parser_of = partial(debezium_events.DebeziumEvents, arrow_schema(row), *settings)
     return Records(StructType([*row.fields, *event.fields]), parser_of)
 
 

@@ -113,8 +113,9 @@ def parse(
     decimals: str = "precise",
     times: str = "adaptive",
     avro: Any = None,
+    refuses_new: bool = False,
 ) -> tuple[list[dict[str, Any]], list[str | None]]:
-    parser = DebeziumEvents(row, Modes(decimals, times), PLACEHOLDER, avro or {})
+    parser = DebeziumEvents(row, Modes(decimals, times), PLACEHOLDER, avro or {}, refuses_new)
     data = pa.array([text.encode() if isinstance(text, str) else text for text in texts], pa.binary())
     block = parser.parse(pa.Array.from_buffers(pa.string(), len(data), data.buffers()))
     names = [*row.names, *EVENT.names]
@@ -354,6 +355,17 @@ def test_value_that_an_update_does_not_have_is_null_and_named(schema: Any) -> No
 def test_column_that_an_update_lacks_is_named_and_a_null_is_not() -> None:
     row = parsed(event("u", after={"id": 1, "name": None}))
     assert row["debezium_unchanged"] == [name for name in ROW.names if name not in ("id", "name")]
+
+
+def test_column_that_is_not_declared_is_ignored_or_makes_the_event_bad() -> None:
+    row = pa.schema([("id", pa.int64())])
+    for op in ("c", "r", "u"):
+        text = event(op, after={"id": 1, "added": None, "other": 2})
+        assert parsed(text, row=row)["id"] == 1
+        assert why_bad(text, row=row, refuses_new=True) == "the row has columns that schema does not name: added, other"
+        assert parsed(event(op, after={"id": 1}), row=row, refuses_new=True)["id"] == 1
+    assert parsed(event("d", before={"id": 1, "added": None}), row=row, refuses_new=True)["id"] == 1
+    assert parsed(event("t"), row=row, refuses_new=True)["debezium_op"] == "t"
 
 
 def test_new_row_with_a_value_that_the_database_did_not_log_is_bad() -> None:

@@ -67,10 +67,14 @@ class DebeziumEvents:
     :param row: the declared columns of the row. A column that is not nullable is required, except in a delete
     :param unavailable: the setting ``unavailable.value.placeholder`` of the connector
     :param avro: schema id → schema of the envelope. The ``schema`` of an event that was in Avro is this id
+    :param refuses_new: whether an event is bad if its row has a column that is not declared
     """
 
-    def __init__(self, row: pa.Schema, modes: Modes, unavailable: str, avro: Mapping[int, ConnectSchema]) -> None:
+    def __init__(
+        self, row: pa.Schema, modes: Modes, unavailable: str, avro: Mapping[int, ConnectSchema], refuses_new: bool
+    ) -> None:
         self._row = row
+        self._known = frozenset(row.names) if refuses_new else None
         self._objects = JsonObjects()
         self._schemas = _Schemas(row, modes, avro)
         self._unavailable = _Unavailable(unavailable)
@@ -128,6 +132,9 @@ class DebeziumEvents:
         row = {} if op == "t" else envelope.get(image)
         if not isinstance(row, dict):
             raise BadRecordError(f"an event with op {op} has no {image}")
+        if self._known is not None and op != "d" and not row.keys() <= self._known:
+            new = ", ".join(sorted(row.keys() - self._known))
+            raise BadRecordError(f"the row has columns that schema does not name: {new}")
         values, unchanged = self._values(op, row, readers)
         return values, [op, *_facts(source, envelope.get("transaction")), unchanged or None]
 
