@@ -97,7 +97,7 @@ OTHER: list[tuple[int, str | None, str | None]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize("other", ["cast(v AS double)", "cast(v AS decimal(20,2))"])
+@pytest.mark.parametrize(("kind", "other"), [("files", "cast(v AS double)"), ("delta", "cast(v AS decimal(20,2))")])
 @pytest.mark.parametrize(
     ("mode", "rows", "counts"),
     [
