@@ -278,9 +278,11 @@ def check_i14_staged(
                 passed_to_writer=passed_to_writer.get(name),
                 files=committable.rows,
             )
-        if rows == "filter" and counts["parsed"] != counts["filtered"] + counts.get("duplicates", 0) + committable.rows:
+        discarded = counts.get(f"discarded_rows.{name}", 0)
+        left = counts["parsed"] - counts["filtered"] - counts.get("duplicates", 0) - discarded
+        if rows == "filter" and left != committable.rows:
             raise DataError(
-                'the pipeline declares rows="filter", but the rows parsed are not the rows filtered + duplicates + rows written',
+                'the pipeline declares rows="filter", but the rows parsed are not the rows filtered + duplicates + discarded + rows written',
                 invariant="I14",
                 sink=name,
                 parsed=counts["parsed"],

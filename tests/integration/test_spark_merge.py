@@ -37,9 +37,10 @@ from tests.connectors.staged_parquet.changed_table import (
     apply_randomly,
     apply_randomly_to_history,
     apply_without_effect,
+    contents,
     truncate_rows_of_another_writer,
+    with_theirs,
 )
-from tests.connectors.staged_parquet.test_history import contents, with_theirs
 from tests.integration.parts.iceberg import RestCatalog
 from tests.integration.parts.server import running
 

@@ -114,6 +114,17 @@ def test_number_that_the_type_does_not_hold_exactly_is_discarded(
     assert orders.counts() == counts
 
 
+def test_discarded_rows_are_part_of_the_balance_of_a_filter(
+    tmp_path: Path, spark: SparkSession, caplog: pytest.LogCaptureFixture
+) -> None:
+    orders = Orders(tmp_path, spark, "discard_row")
+    orders.pipeline = orders.pipeline.replace(rows="filter")
+    with caplog.at_level(logging.INFO, logger="airflow_provider_streamsem"):
+        orders.batch("second", NEW, **WITH_NEW)
+    assert orders.rows() == [(1, 10), (3, 30)]
+    assert any("1 written to out, 1 rows discarded from out" in text for text in caplog.messages)
+
+
 def test_text_fits_if_spark_can_cast_it(tmp_path: Path, spark: SparkSession) -> None:
     orders = Orders(tmp_path, spark, "discard_value")
     orders.batch("second", [(2, "20", None), (3, "twelve", None), (4, "2026-01-01", None)], v="v")

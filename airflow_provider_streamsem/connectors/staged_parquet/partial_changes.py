@@ -8,7 +8,7 @@ and not the process that stages them.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from typing import Any, NoReturn
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -105,10 +105,10 @@ def refuse_unknown(columns: Sequence[str], batch: SinkCommit, changes: Changes) 
     )
 
 
-def repeated_error(batch: SinkCommit) -> PublishError:
-    """Return the error for a table in which a row version is not identified by its keys and its begin."""
+def refuse_repeated(batch: SinkCommit) -> NoReturn:
+    """Refuse a table in which a row version is not identified by its keys and its begin."""
     summary = "the table has several rows with equal keys and equal __START_AT, so its history is ambiguous; nothing of the batch is in the table"
-    return PublishError(summary, sink=batch.sink, version=batch.version).advising(
+    raise PublishError(summary, sink=batch.sink, version=batch.version).advising(
         "delete all but one of these rows with your own SQL, then run again."
     )
 

@@ -55,7 +55,7 @@ def applied(
     found = [_relevant(part, kinds, known, least, changes) for part in existing(rows, least)]
     in_table = _together([part for part in found if part.num_rows])
     if in_table.num_rows and len(row_texts(in_table, _row_kinds(in_table, kinds)).unique()) < in_table.num_rows:
-        raise partial_changes.repeated_error(batch)
+        partial_changes.refuse_repeated(batch)
     deleted = [part.filter(pc.is_in(row_texts(part, kinds), value_set=known)) for part in stored]
     events = _Events.of(rows, in_table, deleted, kinds, changes).in_order()
     versions = events.with_kept_values(batch).versions()

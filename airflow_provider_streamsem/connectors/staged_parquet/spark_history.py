@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from airflow_provider_streamsem.connectors.changes import CHANGE, DELETE, END, START, UNCHANGED, UPSERT, Changes
 from airflow_provider_streamsem.connectors.columns.identifiers import quoted
 from airflow_provider_streamsem.connectors.sink import SinkCommit
-from airflow_provider_streamsem.connectors.staged_parquet.partial_changes import repeated_error
+from airflow_provider_streamsem.connectors.staged_parquet.partial_changes import refuse_repeated
 from airflow_provider_streamsem.connectors.staged_parquet.spark_rows import AT, ROW, is_named, tombstones
 
 if TYPE_CHECKING:
@@ -94,7 +94,7 @@ def _versions(
     # A checkpoint, because Spark 4.1 cannot plan a MERGE whose source is a view of a table of a catalog.
     found = in_table.select(*map(quoted, columns)).localCheckpoint()
     if not found.groupBy(*map(quoted, changes.row_keys)).count().where("count > 1").isEmpty():
-        raise repeated_error(batch)
+        refuse_repeated(batch)
     return found
 
 

@@ -123,13 +123,17 @@ def ordered_counts(counts: Mapping[str, int]) -> list[tuple[str, int]]:
 
 
 def format_counts(counts: Mapping[str, int]) -> str:
-    """Format row counts. Example: ``5,001 rows read, 4,990 written to orders, 8 quarantined``."""
+    """Format row counts. Example: ``5,001 rows read, 4,990 written to orders, 8 quarantined, 3 rows discarded from orders``."""
     written = [
         (name.removeprefix("written."), rows) for name, rows in sorted(counts.items()) if name.startswith("written.")
     ]
     parts = [f"{counts.get('read', 0):,} rows read", *(f"{rows:,} written to {sink}" for sink, rows in written)]
     parts += [
         f"{counts[name]:,} {name}" for name in ("filtered", "duplicates", "late", "quarantined") if counts.get(name)
+    ]
+    discards = sorted(name for name in counts if name.startswith("discarded_"))
+    parts += [
+        f"{counts[name]:,} {name.removeprefix('discarded_').replace('.', ' discarded from ')}" for name in discards
     ]
     return ", ".join(parts)
 

@@ -54,7 +54,8 @@ class RunResult:
     :param ranges: partition → ``[start, end)``. For a drain: from the start of its first batch to the end of its last, including batches of other runs in
         between. Empty if the run planned nothing
     :param counts: row counts summed over all commits of the run: ``read``, ``parsed``, ``quarantined``, ``filtered``, ``written.<sink>``. If they apply:
-        ``duplicates``, ``late_duplicates`` and ``without_id`` (dedup), and ``gaps`` (offsets)
+        ``duplicates``, ``late_duplicates`` and ``without_id`` (dedup), ``gaps`` (offsets), ``discarded_rows.<sink>`` and ``discarded_values.<sink>``
+        (contract)
     :param batches: number of versions that the run planned, both committed and aborted
     :param outcome: key of the outcome of ``version``, relative to the log's root; ``""`` if the run planned nothing and ``completed`` is empty
     :param versions: ``[start, end)``. This result or an earlier one announces every committed version in this range

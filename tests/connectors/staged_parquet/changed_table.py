@@ -359,6 +359,33 @@ def apply_randomly_to_history(table: Table, other: Table, *, count: int) -> None
             assert table.versions() == history(applied)
 
 
+THEIRS = {
+    "k": [1, 2, 2, 3, 4, 5],
+    "at": [1, None, None, 9, 0, None],
+    "v": ["a", "a", "b", "a", "a", "a"],
+    "__START_AT": [None, 1, 3, 2, 2, 1],
+    "__END_AT": [None, 3, None, 5, None, None],
+}
+"""Rows of another writer: sequences that are null, or that no change of the row version can have."""
+
+
+def with_theirs(table: Table, columns: Mapping[str, list[Any]] = THEIRS) -> Table:
+    """Create the Delta table with rows of another writer, which also has a column ``c``."""
+    rows = {name: pyarrow.array(values, pyarrow.string() if name == "v" else pyarrow.int64()) for name, values in columns.items()}  # fmt: skip
+    n = pyarrow.array([0] * len(columns["k"]), pyarrow.int64())
+    kept = pyarrow.array(["keep"] * len(columns["k"]))
+    ordered = {"k": rows["k"], "at": rows["at"], "n": n, "v": rows["v"], "__START_AT": rows["__START_AT"], "__END_AT": rows["__END_AT"], "c": kept}  # fmt: skip
+    table.root.mkdir(exist_ok=True)
+    write_deltalake(str(table.root / "table"), pyarrow.table(ordered))
+    return table
+
+
+def contents(table: Table) -> list[tuple[Any, ...]]:
+    """Return the rows (k, at, v, begin, end, c) of the table."""
+    read = DeltaTable(str(table.root / "table")).to_pyarrow_table().to_pylist()
+    return sorted(((row["k"], row["at"], row["v"], row["__START_AT"], row["__END_AT"], row["c"]) for row in read), key=str)  # fmt: skip
+
+
 def apply_without_effect(table: Table) -> None:
     """Apply batches that change no row: of a new table, and of one with rows."""
     assert table.apply([(1, 5, 0, None), (2, 5, 0, None)]).result == "applied"

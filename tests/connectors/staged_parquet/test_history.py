@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -28,8 +28,10 @@ from tests.connectors.staged_parquet.changed_table import (
     Iceberg,
     Sqlite,
     Table,
+    contents,
     history,
     joined,
+    with_theirs,
 )
 
 _VALUES = st.sampled_from(["a", "b", None])
@@ -203,37 +205,6 @@ def test_row_of_another_writer_without_a_begin_ends_with_the_first_change(tmp_pa
     )
     rows = [(row["k"], row["v"], row["__START_AT"], row["__END_AT"]) for row in read.to_pylist()]
     assert sorted(rows, key=str) == [(1, "ours", 3, None), (1, "theirs", None, 3), (2, "theirs", None, None)]
-
-
-THEIRS = {
-    "k": [1, 2, 2, 3, 4, 5],
-    "at": [1, None, None, 9, 0, None],
-    "v": ["a", "a", "b", "a", "a", "a"],
-    "__START_AT": [None, 1, 3, 2, 2, 1],
-    "__END_AT": [None, 3, None, 5, None, None],
-}
-"""Rows of another writer: sequences that are null, or that no change of the row version can have."""
-
-
-def with_theirs(table: Table, columns: Mapping[str, list[Any]] = THEIRS) -> Table:
-    """Create the Delta table with rows of another writer, which also has a column ``c``."""
-    from deltalake import write_deltalake
-
-    rows = {name: pyarrow.array(values, pyarrow.string() if name == "v" else pyarrow.int64()) for name, values in columns.items()}  # fmt: skip
-    n = pyarrow.array([0] * len(columns["k"]), pyarrow.int64())
-    kept = pyarrow.array(["keep"] * len(columns["k"]))
-    ordered = {"k": rows["k"], "at": rows["at"], "n": n, "v": rows["v"], "__START_AT": rows["__START_AT"], "__END_AT": rows["__END_AT"], "c": kept}  # fmt: skip
-    table.root.mkdir(exist_ok=True)
-    write_deltalake(str(table.root / "table"), pyarrow.table(ordered))
-    return table
-
-
-def contents(table: Table) -> list[tuple[Any, ...]]:
-    """Return the rows (k, at, v, begin, end, c) of the table."""
-    from deltalake import DeltaTable
-
-    read = DeltaTable(str(table.root / "table")).to_pyarrow_table().to_pylist()
-    return sorted(((row["k"], row["at"], row["v"], row["__START_AT"], row["__END_AT"], row["c"]) for row in read), key=str)  # fmt: skip
 
 
 @pytest.mark.parametrize("changes", [HISTORY, JOINED_HISTORY], ids=["every change", "joined versions"])
