@@ -185,8 +185,8 @@ class Changes:
 
     @property
     def joins_versions(self) -> bool:
-        """Whether an upsert may change the current version instead of beginning a new one."""
-        return self.keeps_history and any(getattr(self, name) is not None for name in _TRACK_LISTS)
+        """Whether an upsert may belong to the row version before it. Otherwise each upsert begins one, because the sequence is tracked and differs."""
+        return self.keeps_history and not self.tracked(self.sequence_by)
 
     def tracked(self, columns: Sequence[str]) -> list[str]:
         """Return those columns of a table whose changes begin a new version."""

@@ -167,18 +167,14 @@ class _Events:
         """Whether an upsert begins a new version. Every one does, unless versions are joined."""
         if not self.changes.joins_versions:
             return np.ones(len(self.keys), bool)
-        sequence = self.changes.sequence_by[0]
         names = self.changes.tracked([name for name in self.values.schema.names if name != _OF_BATCH])
-        schema = pa.schema([self.values.schema.field(name) for name in names if name != sequence])
+        schema = pa.schema([self.values.schema.field(name) for name in names])
         values = self.values
         for at, field in enumerate(values.schema):
             if pa.types.is_floating(field.type):  # Spark compares -0.0 and 0.0 as equal
                 values = values.set_column(at, field.name, pc.add(values[field.name], pa.scalar(0, field.type)))
         texts = row_texts(values, schema).take(pa.array(self.origins, mask=self.origins < 0))
-        differs = np.append(True, ~_equal(texts[1:], texts[:-1]))
-        if sequence in names:
-            differs[:] = True
-        return differs
+        return np.append(True, ~_equal(texts[1:], texts[:-1]))
 
     def _taken(self, at: Any) -> _Events:
         sequences = self.sequences.take(pa.array(at))

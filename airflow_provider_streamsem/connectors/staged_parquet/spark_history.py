@@ -50,9 +50,8 @@ def applied(session: SparkSession, rows: DataFrame, table: str, batch: SinkCommi
     events = events.withColumn(_DELETES, F.sum(F.when(~is_upsert, 1).otherwise(0)).over(by_key))
     if is_partial:
         events = _filled(events, names, batch, changes)
-    tracked = [name for name in changes.tracked([*names, sequence]) if name != sequence]
-    joins = changes.joins_versions and sequence not in changes.tracked([sequence])
-    texts = F.struct(*(F.col(quoted(name)) for name in tracked)) if joins and tracked else F.struct(F.lit(0))
+    joins = changes.joins_versions
+    texts = F.struct(F.lit(0), *(F.col(quoted(name)) for name in changes.tracked(names)))
     previous = F.lag(F.struct(is_upsert.alias("upsert"), texts.alias("values"))).over(by_key)
     is_joined = F.coalesce(previous.getField("upsert") & previous.getField("values").eqNullSafe(texts), F.lit(False))
     begins = is_upsert & ~is_joined if joins else is_upsert

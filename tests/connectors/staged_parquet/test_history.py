@@ -232,6 +232,27 @@ def test_rows_of_another_writer_end_with_the_next_change_and_keep_their_values(
     )
 
 
+@pytest.mark.parametrize(
+    ("arguments", "joins"),
+    [
+        ({}, False),
+        ({"track_history_column_list": ["v"]}, True),
+        ({"track_history_column_list": ["v", "at"]}, False),
+        ({"track_history_except_column_list": ["n"]}, False),
+        ({"track_history_except_column_list": ["n", "at"]}, True),
+    ],
+)
+def test_each_upsert_begins_a_version_if_the_sequence_is_tracked(
+    tmp_path: Path, arguments: dict[str, list[str]], joins: bool
+) -> None:
+    changes = replace(HISTORY, **arguments)  # type: ignore[arg-type]
+    assert changes.joins_versions == joins
+    table = with_theirs(Delta(tmp_path, changes=changes), {"k": [1], "at": [3], "v": ["a"], "__START_AT": [2], "__END_AT": [None]})  # fmt: skip
+    table.apply([(1, 5, 0, "a"), (1, 6, 1, "a")])
+    begins = [row[3] for row in contents(table)]
+    assert begins == ([2] if joins else [2, 5, 6])
+
+
 def test_change_within_a_joined_version_keeps_columns_that_the_batch_lacks(tmp_path: Path) -> None:
     table = with_theirs(Delta(tmp_path, changes=JOINED_HISTORY), {"k": [1], "at": [1], "v": ["a"], "__START_AT": [1], "__END_AT": [None]})  # fmt: skip
     table.apply([(1, 2, 7, "a")])
