@@ -250,7 +250,7 @@ def test_reprocessing_is_refused(shop: Shop) -> None:
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "change-data.md"
 
 
-@pytest.mark.parametrize("files", [1, 6])
+@pytest.mark.parametrize("files", [1, 3])
 def test_examples_of_the_page_give_the_tables_that_the_page_names(
     tmp_path: Path, spark: SparkSession, files: int
 ) -> None:
