@@ -320,13 +320,8 @@ class IcebergTable(ExistingTable):
     def __init__(self, spark: SparkSession, root: Path, feature: Feature, catalog: RestCatalog) -> None:
         super().__init__(spark, root, feature)
         self._properties = {"type": "rest", "uri": catalog.url}
-        for name, value in {
-            "": "org.apache.iceberg.spark.SparkCatalog",
-            ".type": "rest",
-            ".uri": catalog.url,
-            ".cache-enabled": "false",
-        }.items():
-            spark.conf.set(f"spark.sql.catalog.rest{name}", value)
+        for name, value in catalog.spark_conf("rest").items():
+            spark.conf.set(name, value)
         spark.sql("CREATE NAMESPACE IF NOT EXISTS rest.db")
 
     @property

@@ -314,13 +314,8 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestCatalog]:
 @pytest.fixture
 def lake(spark: SparkSession, catalog: RestCatalog) -> Iterator[Callable[[str], Any]]:
     """Run SQL statements of Spark in a catalog ``rest``."""
-    for name, value in {
-        "": "org.apache.iceberg.spark.SparkCatalog",
-        ".type": "rest",
-        ".uri": catalog.url,
-        ".cache-enabled": "false",
-    }.items():
-        spark.conf.set(f"spark.sql.catalog.rest{name}", value)
+    for name, value in catalog.spark_conf("rest").items():
+        spark.conf.set(name, value)
     spark.sql("CREATE NAMESPACE IF NOT EXISTS rest.db")
     return lambda statement: spark.sql(statement).collect()
 

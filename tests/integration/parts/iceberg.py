@@ -57,6 +57,11 @@ class RestCatalog(Server):
         }
         super().__init__("iceberg-rest", home, argv, port=port, environment=settings)
 
+    def spark_conf(self, name: str) -> dict[str, str]:
+        """Return the settings with which Spark finds the tables of this server in the catalog ``name``."""
+        settings = {"": "org.apache.iceberg.spark.SparkCatalog", ".type": "rest", ".uri": self.url}
+        return {f"spark.sql.catalog.{name}{setting}": value for setting, value in {**settings, ".cache-enabled": "false"}.items()}  # fmt: skip
+
 
 def read_by_spark(catalog: RestCatalog, *queries: str) -> list[list[list[Any]]]:
     """Run queries on the catalog ``lake`` with Spark's own Iceberg reader in a separate process, and return the rows of each."""
@@ -65,9 +70,7 @@ def read_by_spark(catalog: RestCatalog, *queries: str) -> list[list[list[Any]]]:
     conf |= {
         "spark.driver.extraClassPath": jars,
         "spark.executor.extraClassPath": jars,
-        "spark.sql.catalog.lake": "org.apache.iceberg.spark.SparkCatalog",
-        "spark.sql.catalog.lake.type": "rest",
-        "spark.sql.catalog.lake.uri": catalog.url,
+        **catalog.spark_conf("lake"),
     }
     rows: list[list[list[Any]]] = _printed([sys.executable, "-c", _SPARK_READS, json.dumps(conf), *queries])
     return rows
