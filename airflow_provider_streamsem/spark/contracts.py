@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from functools import reduce
 from typing import Any
 
+from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.types import DataType, StructType
@@ -102,7 +103,7 @@ def _fitting(
     columns = {name: F.col(quoted(name)) for name in frame.columns if name not in discarded}
     misfits = {name: F.col(quoted(name)).isNotNull() for name in discarded}
     for name, kind in cast.items():
-        value = _exact(F.col(quoted(name)), kind, known[name])
+        value = _exact(frame, name, kind, known[name])
         columns[name] = value
         misfits[name] = F.col(quoted(name)).isNotNull() & value.isNull()
     modes = {**dict.fromkeys(discarded, contract.columns), **dict.fromkeys(cast, contract.data_type)}
@@ -111,9 +112,14 @@ def _fitting(
     return Fitting(columns, reduce(Column.__or__, drops, F.lit(False)), reduce(Column.__add__, loses, F.lit(0)))
 
 
-def _exact(value: Column, kind: str, wanted: str) -> Column:
+def _exact(frame: DataFrame, name: str, kind: str, wanted: str) -> Column:
     """Return a value in another type; null if that type does not hold it exactly. Spark's cast of a text rounds a number, and drops the time of a date."""
+    value = F.col(quoted(name))
     cast = value.try_cast(_type(wanted))
+    try:
+        frame.select(cast).schema  # noqa: B018  with Spark Connect, reading the schema analyzes the plan, which raises AnalysisException
+    except AnalysisException:  # no value of the type can be cast
+        return F.lit(None).cast(_type(wanted))
     if wanted == "string":
         return cast
     if kind != "string":

@@ -151,6 +151,13 @@ def test_text_that_spark_would_round_is_discarded(
     assert [str(row[1]) for row in orders.rows() if row[1] is not None] == kept
 
 
+def test_value_of_a_type_that_spark_cannot_cast_is_discarded(tmp_path: Path, spark: SparkSession) -> None:
+    orders = Orders(tmp_path, spark, "discard_value")
+    orders.batch("second", [(2, "20", None), (3, None, None)], v="to_date(concat('2026-01-', v))")
+    assert sorted(orders.rows(), key=str) == [(1, 10), (2, None), (3, None)]
+    assert orders.counts() == {"discarded_values.out": 1}
+
+
 @pytest.mark.parametrize("columns", [WITH_NEW, {"v": "v"}, {"v": "cast(v AS long)"}], ids=["column", "type", "wider"])
 def test_frozen_columns_fail_the_batch_before_its_commit(
     tmp_path: Path, spark: SparkSession, kind: str, columns: dict[str, str]
