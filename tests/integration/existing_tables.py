@@ -320,13 +320,14 @@ class IcebergTable(ExistingTable):
     def __init__(self, spark: SparkSession, root: Path, feature: Feature, catalog: RestCatalog) -> None:
         super().__init__(spark, root, feature)
         self._properties = {"type": "rest", "uri": catalog.url}
-        for name, value in catalog.spark_conf("rest").items():
+        self._catalog = catalog.in_spark
+        for name, value in catalog.spark_conf(catalog.in_spark).items():
             spark.conf.set(name, value)
-        spark.sql("CREATE NAMESPACE IF NOT EXISTS rest.db")
+        spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {catalog.in_spark}.db")
 
     @property
     def name(self) -> str:
-        return f"rest.db.{self.id}"
+        return f"{self._catalog}.db.{self.id}"
 
     @property
     def location(self) -> str:

@@ -313,11 +313,11 @@ def catalog(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RestCatalog]:
 
 @pytest.fixture
 def lake(spark: SparkSession, catalog: RestCatalog) -> Iterator[Callable[[str], Any]]:
-    """Run SQL statements of Spark in a catalog ``rest``."""
-    for name, value in catalog.spark_conf("rest").items():
+    """Run SQL statements of Spark, in which ``rest`` stands for the catalog."""
+    for name, value in catalog.spark_conf(catalog.in_spark).items():
         spark.conf.set(name, value)
-    spark.sql("CREATE NAMESPACE IF NOT EXISTS rest.db")
-    return lambda statement: spark.sql(statement).collect()
+    spark.sql(f"CREATE NAMESPACE IF NOT EXISTS {catalog.in_spark}.db")
+    return lambda statement: spark.sql(statement.replace(" rest.", f" {catalog.in_spark}.")).collect()
 
 
 ICEBERG_TABLES = {

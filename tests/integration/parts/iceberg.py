@@ -47,6 +47,8 @@ class RestCatalog(Server):
         home.mkdir(parents=True, exist_ok=True)
         port = free_port()
         self.url = f"http://127.0.0.1:{port}"
+        self.in_spark = f"rest{port}"
+        """A name for Spark, which keeps the first catalog of a name until the session ends."""
         argv = [
             install.java(), "-Xmx256m", "-XX:TieredStopAtLevel=1", "-cp", os.pathsep.join(jars), "org.apache.iceberg.rest.RESTCatalogServer",
         ]  # fmt: skip
