@@ -26,6 +26,7 @@ from airflow_provider_streamsem.connectors.staged_parquet.current_tombstones imp
     current_tombstones,
     types_of,
 )
+from airflow_provider_streamsem.connectors.staged_parquet.keyed_rows import last_of_each
 from airflow_provider_streamsem.connectors.staged_parquet.sink import parquet_files
 from airflow_provider_streamsem.errors import DataError, StageError
 from airflow_provider_streamsem.protocol import keys
@@ -99,9 +100,7 @@ def _together(parts: Sequence[Any]) -> Any:
 
 def _distinct(parts: Sequence[Any], changes: Changes) -> Any:
     """Return each row once."""
-    rows = _together(parts)
-    names = [f"c{number}" for number in range(rows.num_columns)]  # a user's column may have any name
-    return rows.rename_columns(names).group_by(names).aggregate([]).rename_columns(rows.schema.names)
+    return last_of_each(_together(parts), changes.required)
 
 
 def _newest(parts: Sequence[Any], changes: Changes) -> Any:

@@ -199,6 +199,15 @@ class Changes:
         """Return those columns of staged rows that an upsert may leave unchanged."""
         return [name for name in columns if name not in (*self.required, START, END, CHANGE, UNCHANGED)]
 
+    def history_columns(self, staged: Sequence[str]) -> list[str]:
+        """
+        Return the columns of a table on which its new history depends: those that say which row versions it has, and perhaps the values of staged columns.
+
+        :param staged: the columns of the staged rows
+        """
+        needs_values = self.joins_versions or UNCHANGED in staged
+        return [*self.required, START, END, *(self.values(staged) if needs_values else ())]
+
     @property
     def immutable(self) -> dict[str, Any]:
         """The arguments that must not change while a table is in use, except ``keys``."""

@@ -19,12 +19,12 @@ class Contract:
     Says what happens if the rows of a batch do not fit the columns that the sink has. The names of the arguments and of the modes are those of dlt.
 
     ``evolve``: the sink changes, if its format can. ``freeze``: the batch fails before its commit. ``discard_row``: a row with a value that does not fit is
-    dropped. ``discard_value``: such a value is dropped, and the row is kept.
+    discarded. ``discard_value``: such a value is discarded, and the row is kept.
 
     The columns of a sink are those that the log has recorded, and those of its Delta or Iceberg table. A sink without columns gets those of the first batch.
 
     :param tables: whether the sink may create its table: ``evolve`` or ``freeze``
-    :param columns: for columns that the sink does not have. ``discard_row`` drops a row with a value in such a column. Both modes that discard leave the
+    :param columns: for columns that the sink does not have. ``discard_row`` discards a row with a value in such a column. Both modes that discard leave the
         columns out
     :param data_type: for columns of a type whose values the sink's type does not hold exactly. ``evolve`` widens the type of the sink where its format can, and
         refuses other types. ``discard_value`` writes null for a value that the type of the sink does not hold exactly. Nested columns cannot be discarded

@@ -11,7 +11,6 @@ from typing import Any
 from pyspark.errors import AnalysisException
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
-from pyspark.sql.types import DataType, StructType
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.connectors.columns.identifiers import quoted
@@ -29,11 +28,11 @@ _WIDE = "decimal(38,18)"
 @dataclass(frozen=True, slots=True)
 class Fitting:
     """
-    What a contract does with the rows of a batch.
+    What a contract discards of the rows of a batch.
 
     :param columns: name → value of the columns that are left
-    :param drops: whether a row is dropped
-    :param loses: how many values of a row are dropped
+    :param drops: whether a row is discarded
+    :param loses: how many values of a row are discarded
     """
 
     columns: Mapping[str, Column]
@@ -42,7 +41,7 @@ class Fitting:
 
     @property
     def counts(self) -> list[Column]:
-        """Aggregates with the names ``rows`` and ``values``: how many of them are dropped."""
+        """Aggregates with the names ``rows`` and ``values``: how many of them are discarded."""
         kept = F.when(~self.drops, self.loses)
         return [F.count_if(self.drops).alias("rows"), F.coalesce(F.sum(kept), F.lit(0)).alias("values")]
 
@@ -52,18 +51,17 @@ class Fitting:
 
 
 def fitting(
-    sink: str, frame: DataFrame, existing: str | None, contract: Contract, marks: Collection[str]
+    sink: str, frame: DataFrame, known: Mapping[str, Any], contract: Contract, marks: Collection[str]
 ) -> Fitting | None:
     """
     Return what the contract discards of the rows; ``None`` if it discards nothing.
 
-    :param existing: the columns of the sink as schema JSON in Spark's form; ``None`` if it has none yet
+    :param known: column of the sink → its type in Spark's form; empty if it has none yet
     :param marks: columns that only staged rows have
     :raises DataError: the contract forbids the change
     """
-    if existing is None:
+    if not known:
         return None
-    known = {field["name"]: field["type"] for field in json.loads(existing)["fields"]}
     given = {
         field["name"]: field["type"]
         for field in json.loads(frame.schema.json())["fields"]
@@ -115,26 +113,20 @@ def _fitting(
 def _exact(frame: DataFrame, name: str, kind: str, wanted: str) -> Column:
     """Return a value in another type; null if that type does not hold it exactly. Spark's cast of a text rounds a number, and drops the time of a date."""
     value = F.col(quoted(name))
-    cast = value.try_cast(_type(wanted))
+    cast = value.try_cast(wanted)
     try:
         frame.select(cast).schema  # noqa: B018  with Spark Connect, reading the schema analyzes the plan, which raises AnalysisException
     except AnalysisException:  # no value of the type can be cast
-        return F.lit(None).cast(_type(wanted))
+        return F.lit(None).cast(wanted)
     if wanted == "string":
         return cast
     if kind != "string":
-        return F.when(cast.try_cast(_type(kind)).eqNullSafe(value), cast)
+        return F.when(cast.try_cast(kind).eqNullSafe(value), cast)
     if wanted == "date":
         return F.when(value.try_cast("timestamp_ntz").eqNullSafe(cast.cast("timestamp_ntz")), cast)
     if wanted in _INTEGERS or wanted.startswith("decimal("):
         return F.when(value.try_cast(_WIDE).eqNullSafe(cast.try_cast(_WIDE)), cast)
     return cast
-
-
-def _type(kind: str) -> DataType:
-    return StructType.fromJson({"fields": [{"name": "v", "type": kind, "nullable": True, "metadata": {}}]})[
-        "v"
-    ].dataType
 
 
 def _fits(known: Any, given: Any) -> bool:

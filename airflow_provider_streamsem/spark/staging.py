@@ -416,9 +416,8 @@ class Staging:
         if sink.contract is None:
             return frame
         existing = [each for each in (self.job.schemas.get(name), sink.existing_columns()) if each]
-        known = {field["name"]: field for each in reversed(existing) for field in json.loads(each)["fields"]}
-        columns = json.dumps({"type": "struct", "fields": [*known.values()]}) if known else None
-        fitting = contracts.fitting(name, frame, columns, sink.contract, (CHANGE, UNCHANGED))
+        known = {field["name"]: field["type"] for each in reversed(existing) for field in json.loads(each)["fields"]}
+        fitting = contracts.fitting(name, frame, known, sink.contract, (CHANGE, UNCHANGED))
         if fitting is None:
             return frame
         stored = self._plans.stored(frame)  # evaluated once, so that the counts are those of the rows that are written

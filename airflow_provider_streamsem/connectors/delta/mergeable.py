@@ -65,8 +65,8 @@ def check_for_spark(fields: Sequence[Any], own: Sequence[Any], partition_by: Seq
 
 def check_clustering(fields: Sequence[Any], cluster_by: Sequence[str]) -> None:
     """Refuse clustering columns that a new table has no statistics of, by which Delta clusters."""
-    selected = statistics.selected([field for field in fields if field["name"] in cluster_by])
-    refused = sorted({field["name"] for field in fields if field["name"] in cluster_by} - {*selected})
+    clustering = [field for field in fields if field["name"] in cluster_by]
+    refused = sorted({field["name"] for field in clustering} - {*statistics.selected(clustering)})
     if refused:
         summary = "columns of these types or names cannot cluster a Delta table, because it has no statistics of them"
         raise DataError(summary, columns=refused).advising(

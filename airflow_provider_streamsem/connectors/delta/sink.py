@@ -48,7 +48,6 @@ from airflow_provider_streamsem.connectors.sink import SinkCommit, SinkMarker, T
 from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
 from airflow_provider_streamsem.connectors.staged_parquet.table_sink import (
     RESTORE_TABLE,
-    USE_SPARK,
     TableSink,
     attempts_named,
 )
@@ -210,11 +209,7 @@ class DeltaSink(TableSink[_Handle]):
 
     def _check_requirements(self, table: Any) -> None:
         self._check_partitions(table)
-        if problems := self._problems(table, by_spark=self.engine == "spark"):
-            summary = "the Delta table has requirements for writers that this sink does not satisfy"
-            error = DataError(summary, table=self.path, requires=problems)
-            helps = self.engine != "spark" and not self._problems(table, by_spark=True)
-            raise error.advising(USE_SPARK) if helps else error
+        self.refuse_requirements(lambda by_spark: self._problems(table, by_spark=by_spark))
 
     def attempts_in_use(self) -> set[tuple[int, str]]:
         cached = open_newest(self.path)
@@ -339,7 +334,7 @@ class DeltaSink(TableSink[_Handle]):
 
         copy = PrivateCopy.create(session, self.location, table.version())
         try:
-            spark_write.write(session, copy.name, self, batch, self.keys)
+            spark_write.write(session, copy.name, self, batch)
             return copy.written()
         except Exception:
             copy.delete()

@@ -32,7 +32,6 @@ from airflow_provider_streamsem.connectors.sink import SinkCommit, SinkMarker, T
 from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
 from airflow_provider_streamsem.connectors.staged_parquet.table_sink import (
     RESTORE_TABLE,
-    USE_SPARK,
     TableSink,
     attempts_named,
 )
@@ -406,7 +405,7 @@ class IcebergSink(TableSink[_Handle]):
         given = {field["name"] for field in json.loads(batch.staged_schema)["fields"]}
         lacking = [field.name for field in metadata.schema().fields if field.name not in given]
         copy = PrivateCopy.create(session, metadata, commit.loaded.io)
-        spark_write.write(session, copy.name, self, batch, self.keys, defaults=lacking)
+        spark_write.write(session, copy.name, self, batch, defaults=lacking)
         return copy.written(self.table)
 
     def _fit(self, commit: Transaction, table: Table, batch: SinkCommit) -> None:
@@ -486,11 +485,7 @@ class IcebergSink(TableSink[_Handle]):
 
     def _check_requirements(self, table: Table) -> None:
         self._check_partitions(table)
-        if unwritable := self._unwritable(table, by_spark=self.engine == "spark"):
-            summary = "the Iceberg table has requirements for writers that this sink does not satisfy"
-            error = DataError(summary, table=self.table, requires=unwritable)
-            helps = self.engine != "spark" and not self._unwritable(table, by_spark=True)
-            raise error.advising(USE_SPARK) if helps else error
+        self.refuse_requirements(lambda by_spark: self._unwritable(table, by_spark=by_spark))
         if self.merges and self.engine != "spark":
             self._check_mergeable(table)
 

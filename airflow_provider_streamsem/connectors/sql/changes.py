@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 from airflow_provider_streamsem.connectors.changes import UNCHANGED
 from airflow_provider_streamsem.connectors.sql import database, postgres_copy
 from airflow_provider_streamsem.connectors.sql import rows as sql_rows
+from airflow_provider_streamsem.connectors.staged_parquet.keyed_rows import last_of_each
 
 if TYPE_CHECKING:
     import sqlalchemy as sa
@@ -141,7 +142,7 @@ def existing(
     names = columns
     table = target.table(names)
     column_of = {column.name: column for column in table.columns}
-    distinct = pa.Table.from_batches(rows.select(keys).to_batches()).group_by(keys).aggregate([]).select(keys)
+    distinct = last_of_each(rows.select(keys), keys)
     if target.dialect == "postgresql":
         wanted = distinct.to_pylist()
     else:

@@ -60,6 +60,6 @@ def _newest(
 def _to_history(
     rows: Any, kinds: Any, existing: Existing, stored: Sequence[Any], batch: SinkCommit, changes: Changes
 ) -> Applied:
-    columns = row_history.read_columns(rows, changes)
+    columns = changes.history_columns(rows.schema.names)
     versions = lambda given, since: existing(given, columns, since)  # noqa: E731
     return row_history.applied(rows, kinds, versions, stored, batch, changes)

@@ -119,10 +119,15 @@ class Applied:
         for field in _common(rows, others, self.changes.sequence_by):
             mine, theirs = (_column(part, field.name, field.type) for part in (rows, others))
             is_less = pc.or_(pc.fill_null(pc.less(mine, theirs), False), pc.and_(mine.is_null(), theirs.is_valid()))
-            is_equal = pc.or_(pc.fill_null(pc.equal(mine, theirs), False), pc.and_(mine.is_null(), theirs.is_null()))
+            is_equal = equal_or_null(mine, theirs)
             is_before = pc.or_(is_before, pc.and_(are_equal, is_less))
             are_equal = pc.and_(are_equal, is_equal)
         return is_before
+
+
+def equal_or_null(one: Any, other: Any) -> Any:
+    """Compare two arrays. Two nulls are equal."""
+    return pc.or_(pc.fill_null(pc.equal(one, other), False), pc.and_(one.is_null(), other.is_null()))
 
 
 def _common(rows: Any, others: Any, names: Sequence[str]) -> pa.Schema:

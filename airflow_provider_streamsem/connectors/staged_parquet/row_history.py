@@ -20,15 +20,9 @@ from airflow_provider_streamsem.connectors.changes import CHANGE, DELETE, END, S
 from airflow_provider_streamsem.connectors.data_files.contents import row_texts
 from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.connectors.staged_parquet import partial_changes
-from airflow_provider_streamsem.connectors.staged_parquet.changed_rows import Applied
+from airflow_provider_streamsem.connectors.staged_parquet.changed_rows import Applied, equal_or_null
 
 _OF_BATCH = "__streamsem_of_batch"
-
-
-def read_columns(rows: Any, changes: Changes) -> list[str]:
-    """Return the columns of the table on which the new history depends: those that say which row versions it has, and perhaps those of the batch."""
-    needs_values = changes.joins_versions or UNCHANGED in rows.schema.names
-    return [*changes.required, START, END, *(changes.values(rows.schema.names) if needs_values else ())]
 
 
 def applied(
@@ -45,7 +39,7 @@ def applied(
     :param rows: pyarrow table of the staged rows in order
     :param kinds: pyarrow schema of the columns of the key
     :param existing: returns the versions in the table of the keys of some rows that end at a sequence, given as a pyarrow scalar, or later, or are current. It
-        may return others too: pyarrow tables with the columns of :func:`read_columns`
+        may return others too: pyarrow tables with the columns of :meth:`Changes.history_columns`
     :param stored: the tombstones after the batch: pyarrow tables with the columns of ``keys`` and ``sequence_by``
     :raises PublishError: a column is unchanged, but there is no earlier version of the row
     """
@@ -153,13 +147,11 @@ class _Events:
         lasts = upserts[np.flatnonzero(np.append(run[upserts][1:] != run[upserts][:-1], True))] if len(upserts) else upserts  # fmt: skip
         has_next = np.append(~first[1:], False)[lasts]
         result = self.values.take(pa.array(self.origins[lasts]))
-        is_of_batch = result[_OF_BATCH].to_numpy()
+        of_batch = np.zeros(len(self.keys), bool)
+        of_batch[upserts] = self.values[_OF_BATCH].to_numpy()[self.origins[upserts]]
         if self.changes.joins_versions:
-            taken = np.zeros(len(self.keys), bool)
-            taken[upserts] = self.values[_OF_BATCH].to_numpy()[self.origins[upserts]]
-            is_of_batch = np.maximum.reduceat(taken[upserts], np.searchsorted(upserts, starts)) if len(starts) else taken[:0]  # fmt: skip
             result = _set(result, sequence, self.sequences.take(pa.array(lasts)))
-        result = _set(result, _OF_BATCH, pa.array(is_of_batch))
+        result = _set(result, _OF_BATCH, pa.array(np.maximum.reduceat(of_batch, starts)))
         result = _set(result, START, self.sequences.take(pa.array(starts)))
         return _set(result, END, self.sequences.take(pa.array(lasts + 1, mask=~has_next)))
 
@@ -226,9 +218,7 @@ def _is_first(keys: Any) -> Any:
 
 
 def _equal(one: Any, other: Any) -> Any:
-    """Compare two arrays. Two nulls are equal."""
-    is_equal = pc.or_(pc.fill_null(pc.equal(one, other), False), pc.and_(one.is_null(), other.is_null()))
-    return is_equal.to_numpy(zero_copy_only=False)
+    return equal_or_null(one, other).to_numpy(zero_copy_only=False)
 
 
 def _set(table: Any, name: str, values: Any) -> Any:

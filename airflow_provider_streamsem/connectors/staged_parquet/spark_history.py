@@ -11,8 +11,8 @@ from typing import TYPE_CHECKING
 from airflow_provider_streamsem.connectors.changes import CHANGE, DELETE, END, START, UNCHANGED, UPSERT, Changes
 from airflow_provider_streamsem.connectors.columns.identifiers import quoted
 from airflow_provider_streamsem.connectors.sink import SinkCommit
-from airflow_provider_streamsem.connectors.staged_parquet.partial_changes import refuse_repeated
-from airflow_provider_streamsem.connectors.staged_parquet.spark_rows import AT, ROW, is_named, tombstones
+from airflow_provider_streamsem.connectors.staged_parquet import partial_changes
+from airflow_provider_streamsem.connectors.staged_parquet.spark_rows import AT, ROW, is_named, last_of_each, tombstones
 
 if TYPE_CHECKING:
     from pyspark.sql import Column, DataFrame, SparkSession
@@ -37,18 +37,15 @@ def applied(session: SparkSession, rows: DataFrame, table: str, batch: SinkCommi
 
     sequence = changes.sequence_by[0]
     keys = [F.col(quoted(key)) for key in changes.keys]
-    is_partial = UNCHANGED in rows.columns
-    names = changes.values([name for name in rows.columns if name != AT])
-    has_values = is_partial or changes.joins_versions
-    in_table = _versions(
-        session, rows, table, [*changes.required, START, END, *(names if has_values else ())], batch, changes
-    )
+    staged = [name for name in rows.columns if name != AT]
+    names = changes.values(staged)
+    in_table = _versions(session, rows, table, changes.history_columns(staged), batch, changes)
     events = _events(session, rows, in_table, names, batch, changes)
 
     by_key = Window.partitionBy(*keys).orderBy(_SEQUENCE)
     is_upsert = F.col(CHANGE) == UPSERT
     events = events.withColumn(_DELETES, F.sum(F.when(~is_upsert, 1).otherwise(0)).over(by_key))
-    if is_partial:
+    if UNCHANGED in staged:
         events = _filled(events, names, batch, changes)
     joins = changes.joins_versions
     texts = F.struct(F.lit(0), *(F.col(quoted(name)) for name in changes.tracked(names)))
@@ -75,7 +72,7 @@ def applied(session: SparkSession, rows: DataFrame, table: str, batch: SinkCommi
         newest.alias(sequence), START, F.col(ROW).getField(_NEXT).alias(END),
         *(F.col(ROW).getField(name).alias(name) for name in names), _OF_BATCH,
     )  # fmt: skip
-    return _differences(versions, in_table, names, changes, has_values=has_values)
+    return _differences(versions, in_table, names, changes)
 
 
 def _versions(
@@ -93,7 +90,7 @@ def _versions(
     # A checkpoint, because Spark 4.1 cannot plan a MERGE whose source is a view of a table of a catalog.
     found = in_table.select(*map(quoted, columns)).localCheckpoint()
     if not found.groupBy(*map(quoted, changes.row_keys)).count().where("count > 1").isEmpty():
-        refuse_repeated(batch)
+        partial_changes.refuse_repeated(batch)
     return found
 
 
@@ -135,22 +132,13 @@ def _events(
     union = parts[0]
     for part in parts[1:]:
         union = union.unionByName(part, allowMissingColumns=True)
-    columns = [name for name in union.columns if name not in (*changes.keys, _SEQUENCE)]
-    last = F.max_by(F.struct(*(F.col(quoted(name)) for name in columns)), F.struct(_RANK, AT))
-    by = [key.alias(f"__streamsem_key{at}") for at, key in enumerate(keys)]
-    grouped = union.groupBy(*by, _SEQUENCE).agg(last.alias(ROW))
-    return grouped.select(
-        *(F.col(f"__streamsem_key{at}").alias(name) for at, name in enumerate(changes.keys)), _SEQUENCE,
-        *(F.col(ROW).getField(name).alias(name) for name in columns),
-    )  # fmt: skip
+    return last_of_each(union, [*changes.keys, _SEQUENCE], (_RANK, AT))
 
 
 def _filled(events: DataFrame, names: Sequence[str], batch: SinkCommit, changes: Changes) -> DataFrame:
     """Return upserts that have the values of the change before them for the columns that they leave unchanged."""
     from pyspark.sql import Window
     from pyspark.sql import functions as F
-
-    from airflow_provider_streamsem.connectors.staged_parquet import partial_changes
 
     keys = [F.col(quoted(key)) for key in changes.keys]
     since_delete = Window.partitionBy(*keys, _DELETES).orderBy(_SEQUENCE)
@@ -170,9 +158,7 @@ def _filled(events: DataFrame, names: Sequence[str], batch: SinkCommit, changes:
     return filled.select(*others, *known)
 
 
-def _differences(
-    versions: DataFrame, in_table: DataFrame, names: Sequence[str], changes: Changes, *, has_values: bool
-) -> DataFrame:
+def _differences(versions: DataFrame, in_table: DataFrame, names: Sequence[str], changes: Changes) -> DataFrame:
     """Return the upserts and deletes that make the versions of the table equal to ``versions``."""
     from pyspark.sql import functions as F
 
@@ -192,7 +178,7 @@ def _differences(
     is_gone = F.col(_OF_BATCH).isNull()
     changed = both.where(is_gone | is_new | differs)
     every = F.array(*(F.lit(at) for at in range(len(names)))).cast("array<int>")
-    marks = [] if has_values else [F.when(~is_gone & ~is_new, every).alias(UNCHANGED)]
+    marks = [] if {*names} <= {*in_table.columns} else [F.when(~is_gone & ~is_new, every).alias(UNCHANGED)]
     return changed.select(
         *(F.when(is_gone, before).otherwise(F.col(quoted(name))).alias(name) for name, before in zip(row_keys, olds, strict=False)),
         *(quoted(name) for name in (*compared, *names)),

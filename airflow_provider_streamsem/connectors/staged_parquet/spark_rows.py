@@ -36,13 +36,13 @@ def staged_rows(session: SparkSession, sink: StagedSink, batch: SinkCommit) -> D
     )
 
 
-def last_of_each(rows: DataFrame, keys: Sequence[str]) -> DataFrame:
-    """Return the last row of each key, without its position."""
+def last_of_each(rows: DataFrame, keys: Sequence[str], order: Sequence[str] = (AT,)) -> DataFrame:
+    """Return the last row of each key by the columns ``order``, without these columns."""
     from pyspark.sql import functions as F
 
-    names = [name for name in rows.columns if name != AT]
+    names = [name for name in rows.columns if name not in order]
     columns = [F.col(quoted(name)) for name in names]
-    last = F.max_by(F.struct(*columns), F.col(AT)).alias(ROW)
+    last = F.max_by(F.struct(*columns), F.struct(*order)).alias(ROW)
     by_key = [F.col(quoted(name)).alias(f"__streamsem_key{at}") for at, name in enumerate(keys)]
     grouped = rows.groupBy(*by_key).agg(last)
     return grouped.select(*(F.col(ROW).getField(name).alias(name) for name in names))

@@ -24,7 +24,6 @@ def write(
     table: str,
     sink: TableSink[Any],
     batch: SinkCommit,
-    keys: Sequence[str],
     *,
     defaults: Sequence[str] = (),
 ) -> None:
@@ -38,7 +37,7 @@ def write(
     :param table: the name of the table in Spark SQL
     :param defaults: the columns of the table that inserted rows lack
     """
-    rows = staged_rows(session, sink, batch)
+    rows, keys = staged_rows(session, sink, batch), sink.keys
     if not sink.merges:
         rows = rows.drop(AT)
     elif sink.changes is None:

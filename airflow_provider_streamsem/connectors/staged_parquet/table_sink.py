@@ -35,7 +35,7 @@ _MODES = ("append", "upsert")
 _ENGINES = ("auto", "spark", "library")
 _LIBRARY_ROWS = 1_000_000
 """Up to this number of rows of a batch, the engine ``auto`` merges without Spark."""
-USE_SPARK = (
+_USE_SPARK = (
     "set engine='spark' of the sink, with which Spark writes the rows. It needs the Spark package of the table format, and versions can then be neither "
     "reprocessed nor rolled back in the table. A log accepts another engine in mode append only with a new sink: see `streamsem alter PIPELINE --dry-run`."
 )
@@ -139,6 +139,18 @@ class TableSink(TransactionalSink[H]):
             raise DataError(summary, table=self.table_name).advising(
                 "create the table, or set tables='evolve'. Then run again."
             )
+
+    def refuse_requirements(self, unsatisfied: Callable[[bool], list[str]]) -> None:
+        """
+        Refuse a table with requirements that the sink does not satisfy.
+
+        :param unsatisfied: returns their names, if Spark writes the rows (``True``) or not
+        """
+        by_spark = self.engine == "spark"
+        if requires := unsatisfied(by_spark):
+            summary = f"the {self.table_format} table has requirements for writers that this sink does not satisfy"
+            error = DataError(summary, table=self.table_name, requires=requires)
+            raise error if by_spark or unsatisfied(True) else error.advising(_USE_SPARK)
 
     @abstractmethod
     def check_table(self) -> None:
