@@ -26,6 +26,7 @@ _NAMES = {
     "DeltaSink": "airflow_provider_streamsem.connectors.delta.sink",
     "DeltaSource": "airflow_provider_streamsem.connectors.delta.source",
     "DeltaTable": "airflow_provider_streamsem.connectors.delta.lookup",
+    "EraseOperator": "airflow_provider_streamsem.operators.erase",
     "FilesSink": "airflow_provider_streamsem.connectors.files.sink",
     "FilesSource": "airflow_provider_streamsem.connectors.files.source",
     "FilesTable": "airflow_provider_streamsem.connectors.files.lookup",
@@ -73,6 +74,7 @@ _NAMES = {
     "diff": "airflow_provider_streamsem.readers.diff",
     "drop": "airflow_provider_streamsem.pipeline.maintenance.drop",
     "diff_state": "airflow_provider_streamsem.readers.diff_state",
+    "erase": "airflow_provider_streamsem.pipeline.maintenance.erase",
     "fork": "airflow_provider_streamsem.pipeline.maintenance.fork",
     "guarantee": "airflow_provider_streamsem.pipeline.spec.guarantee",
     "actions_dag": "airflow_provider_streamsem.operators.actions",
@@ -105,6 +107,7 @@ __all__ = [
     "DeltaSink",
     "DeltaSource",
     "DeltaTable",
+    "EraseOperator",
     "FilesSink",
     "FilesSource",
     "FilesTable",
@@ -156,6 +159,7 @@ __all__ = [
     "diff_held",
     "diff_state",
     "drop",
+    "erase",
     "fork",
     "guarantee",
     "load_pipeline",
@@ -206,12 +210,14 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.limits import Limits
     from airflow_provider_streamsem.operators.actions import ActionOperator, actions_dag
     from airflow_provider_streamsem.operators.compact import CompactOperator
+    from airflow_provider_streamsem.operators.erase import EraseOperator
     from airflow_provider_streamsem.operators.maintenance import VacuumOperator, VerifyOperator
     from airflow_provider_streamsem.operators.micro_batch import MicroBatchOperator
     from airflow_provider_streamsem.operators.reprocess import ReprocessOperator
     from airflow_provider_streamsem.pipeline.maintenance.alter import alter
     from airflow_provider_streamsem.pipeline.maintenance.compact import compact
     from airflow_provider_streamsem.pipeline.maintenance.drop import drop
+    from airflow_provider_streamsem.pipeline.maintenance.erase import erase
     from airflow_provider_streamsem.pipeline.maintenance.fork import fork
     from airflow_provider_streamsem.pipeline.maintenance.rollback import rollback
     from airflow_provider_streamsem.pipeline.run.reprocess import reprocess

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.lookup import Lookup
+from airflow_provider_streamsem.connectors.predicate import Predicate
 from airflow_provider_streamsem.connectors.sink import Sink
 from airflow_provider_streamsem.connectors.source import Source
 from airflow_provider_streamsem.deduplication.settings import Dedup
@@ -85,6 +86,7 @@ class RewriteJob:
 
     :attr schema: the columns of the sink, as schema JSON in Spark's form
     :attr target_file_bytes: the size of the new files in bytes
+    :attr erased: selects the rows that are left out; ``None``: no row is left out
     """
 
     sink: Sink
@@ -93,6 +95,7 @@ class RewriteJob:
     version: int
     attempt_id: str
     target_file_bytes: int
+    erased: Predicate | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +108,10 @@ class Contents:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RewrittenFiles:
-    """The result of one attempt to rewrite files. ``after`` describes the rows of the new files, which were read again after they were complete."""
+    """
+    The result of one attempt to rewrite files. ``before`` describes the rows of the old files, without those to leave out, and ``after`` the rows of the new
+    files, which were read again after they were complete.
+    """
 
     output: Committable
     before: Contents
@@ -126,6 +132,17 @@ class Engine(Protocol):
 
     def rewrite(self, job: RewriteJob, log: CommitLog) -> RewrittenFiles:
         """Write the rows of some files to new files at the location of the attempt. Raises ``StageError`` if a retry may succeed, else ``DataError``."""
+        ...
+
+    def count_selected(
+        self, sink: Sink, files: Sequence[DataFile], schema: str, predicate: Predicate
+    ) -> Mapping[str, int] | None:
+        """
+        Return key → number of selected rows, for each file of a dataset that has any; ``None`` if the rows do not have the columns of the predicate.
+
+        :param schema: the columns of the sink, as schema JSON in Spark's form
+        :raises InvalidError: the type of a column does not fit the predicate
+        """
         ...
 
     def publishing_session(self, sink: Sink, *, later: Sequence[Any] = ()) -> AbstractContextManager[Any]:

@@ -25,6 +25,7 @@ def get_provider_info() -> dict[str, Any]:
                     f"{_PACKAGE}.operators.reprocess",
                     f"{_PACKAGE}.operators.maintenance",
                     f"{_PACKAGE}.operators.compact",
+                    f"{_PACKAGE}.operators.erase",
                     f"{_PACKAGE}.operators.actions",
                 ],
             }

@@ -9,7 +9,7 @@ imports pyarrow.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +20,7 @@ import pyarrow.parquet
 
 from airflow_provider_streamsem.connectors.changes import CHANGE, UPSERT, Changes
 from airflow_provider_streamsem.connectors.files.layers import layers_dataset
+from airflow_provider_streamsem.connectors.predicate import Predicate
 from airflow_provider_streamsem.connectors.sink import Sink
 from airflow_provider_streamsem.connectors.staged_parquet.current_tombstones import (
     RESTORE_TOMBSTONES,
@@ -33,6 +34,7 @@ from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.entries import Committable, Json
 from airflow_provider_streamsem.state.layers import (
     STATE,
+    TOMBSTONES,
     Layer,
     Tombstones,
     split,
@@ -80,6 +82,37 @@ def state_after(
             layers = with_written(kept, older, written, now_ms)
         after[name] = replace(current, layers=tuple(layers))
     return with_tombstones(state, after) if after or before else state
+
+
+def count_selected(state: Json, predicate: Predicate, *, log: str) -> dict[str, int]:
+    """Return sink → number of selected tombstones, for the sinks with any. Tombstones have the columns of the key only."""
+    files = _Files(log, 0, "")
+    counts = {
+        sink: sum(pc.sum(predicate.selected(rows)).as_py() or 0 for rows in files.read(stored.layers))
+        for sink, stored in tombstones_of(state).items()
+        if {*predicate.columns} <= {*stored.keys}
+    }
+    return {sink: count for sink, count in counts.items() if count}
+
+
+def without_selected(
+    state: Json, sinks: Iterable[str], predicate: Predicate, *, log: str, version: int, attempt_id: str
+) -> Json:
+    """
+    Write the tombstones of some sinks again, without the selected ones.
+
+    :returns: the tombstones of all sinks, as in the field ``state`` of an outcome; ``None`` if none is left
+    """
+    files, after = _Files(log, version, attempt_id), tombstones_of(state)
+    for sink in sinks:
+        stored = after[sink]
+        rows = _together(files.read(stored.layers))
+        left = rows.filter(pc.invert(predicate.selected(rows)))
+        written = files.write(sink, left) if left.num_rows else None
+        newest_ms = max(layer.newest_ms for layer in stored.layers)
+        layers = () if written is None else (Layer(newest_ms=newest_ms, rows=written.rows, files=written.files),)
+        after[sink] = replace(stored, layers=layers)
+    return (with_tombstones(None, after) or {}).get(TOMBSTONES)
 
 
 def _deleted(location: str, staged: Committable, changes: Changes) -> Any:

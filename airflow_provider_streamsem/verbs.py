@@ -342,6 +342,26 @@ VERBS = (
         ),
     ),
     Verb(
+        name="erase",
+        help="Erase the rows of a person, for example, from everything that the pipeline stores.",
+        effect="No version before the erasure can be read, rolled back to or, if it had such rows, reprocessed. This cannot be undone.",
+        example="orders.toml --where 'user_id = 42' --dry-run",
+        builds="the source and the sinks",
+        parameters=(
+            Parameter(
+                "where",
+                "selects the rows: COLUMN = VALUE or COLUMN IN (VALUE, ...), joined by AND; -: read it from the standard input",
+                required=True,
+                metavar="PREDICATE",
+            ),
+            DRY_RUN,
+            TARGET_FILE_BYTES,
+            MAX_BYTES,
+            *SESSION,
+            PACKAGES,
+        ),
+    ),
+    Verb(
         name="vacuum",
         help="Delete files of attempts that did not commit, staged files of published versions, state that no kept version needs, and on request replaced "
         "files.",

@@ -40,7 +40,7 @@ GROUPS = {
     "run": ("run", "explain", "check-monoid"),
     "inspect": ("log", "show", "files", "export", "state", "quarantine", "lag", "top", "ui"),
     "correct": ("reprocess", "commit", "abort", "skip", "rollback", "alter"),
-    "maintain": ("verify", "compact", "vacuum", "doctor", "doctor-spark"),
+    "maintain": ("verify", "compact", "erase", "vacuum", "doctor", "doctor-spark"),
     "move": ("move-log", "fork", "diff", "drop", "import-offsets", "export-offsets"),
 }
 """Title → the commands below it in ``streamsem --help``."""

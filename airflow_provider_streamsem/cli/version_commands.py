@@ -1,5 +1,5 @@
 """
-The commands that create versions: ``run``, ``reprocess``, ``compact``, ``rollback`` and ``alter``.
+The commands that create versions: ``run``, ``reprocess``, ``compact``, ``erase``, ``rollback`` and ``alter``.
 
 Each takes the parsed arguments, with the pipeline in ``args.pipeline``, and returns a :class:`CommandResult`.
 """
@@ -7,6 +7,7 @@ Each takes the parsed arguments, with the pipeline in ``args.pipeline``, and ret
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -20,6 +21,7 @@ from airflow_provider_streamsem.connections import connection
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
 from airflow_provider_streamsem.pipeline.maintenance.alter import alter as alter_
 from airflow_provider_streamsem.pipeline.maintenance.compact import compact as compact_
+from airflow_provider_streamsem.pipeline.maintenance.erase import erase as erase_
 from airflow_provider_streamsem.pipeline.maintenance.rollback import rollback as rollback_
 from airflow_provider_streamsem.pipeline.run.reprocess import kept_versions
 from airflow_provider_streamsem.pipeline.run.reprocess import reprocess as reprocess_
@@ -183,6 +185,20 @@ def compact(args: argparse.Namespace) -> CommandResult:
     )
     lines = [descriptions.rewrite(rewrite) for rewrite in rewrites] or ["there are no files to rewrite"]
     return CommandResult(document={"rewrites": plain(rewrites), "dry_run": args.dry_run}, lines=lines)
+
+
+def erase(args: argparse.Namespace) -> CommandResult:
+    """Erase rows from everything that a pipeline stores (``streamsem erase``)."""
+    erased = erase_(
+        args.pipeline,
+        where=sys.stdin.read() if args.where == "-" else args.where,
+        dry_run=args.dry_run,
+        target_file_bytes=args.target_file_bytes,
+        max_bytes=args.max_bytes,
+        engine=engine_of_arguments(args, args.spark_packages),
+    )
+    document = {**plain(erased), "dry_run": args.dry_run}
+    return CommandResult(document=document, lines=descriptions.erased(erased, dry_run=args.dry_run))
 
 
 def rollback(args: argparse.Namespace) -> CommandResult:

@@ -31,11 +31,14 @@ from airflow_provider_streamsem.protocol.entries import (
     Outcome,
     PipelineRecord,
     Plan,
+    Quarantine,
     Receipts,
     RunPointer,
+    SegmentRewrite,
     StagedManifest,
 )
 from airflow_provider_streamsem.protocol.kinds.alter import Alter
+from airflow_provider_streamsem.protocol.kinds.erase import Erase, left_in_quarantine
 from airflow_provider_streamsem.protocol.machine import (
     Created,
     Creation,
@@ -312,6 +315,14 @@ class CommitLog:
     def commits_of(self, kind: type[K], outcome: Outcome | None, *, after: int = -1) -> list[tuple[int, K]]:
         """Return version and payload of the commits of a kind above version ``after`` up to an outcome, newest first; see :func:`procedures.commits_of`."""
         return [] if outcome is None else self.perform(procedures.commits_of(kind, outcome, after))
+
+    def rewrites_of(self, outcome: Outcome, *, after: int) -> list[SegmentRewrite]:
+        """Return the rewrites above version ``after`` up to an outcome, newest first; see :func:`procedures.rewrites_of`."""
+        return self.perform(procedures.rewrites_of(outcome, after))
+
+    def erased_quarantine(self, outcome: Outcome | None) -> dict[int, Quarantine]:
+        """Return version → the quarantined records that erasures up to an outcome have left of it, for the versions of which they erased any (W48)."""
+        return left_in_quarantine(erasure for _, erasure in reversed(self.commits_of(Erase, outcome)))
 
     def removed_at(self, sink: str, outcome: Outcome) -> int:
         """Return the newest alter up to an outcome that removed a sink, or -1. No row of this version or an earlier one is in the sink (W36)."""

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, ClassVar
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.changes import Changes
 from airflow_provider_streamsem.connectors.contract import Contract
+from airflow_provider_streamsem.connectors.predicate import Predicate
 from airflow_provider_streamsem.errors import MarkerConflictError, MarkerLostError
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json, Marker, Receipt
 
@@ -161,6 +162,21 @@ class TableRewrite:
     bytes: int
     new_files: int | None = None
     new_bytes: int | None = None
+    table_version: str | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableErasure:
+    """
+    The rows that an erasure has deleted from a table, or in a dry run would delete.
+
+    :param rows: their number
+    :param files: number of the files of the table that were written again, or removed; 0 for a database
+    :param table_version: the version or snapshot of the table without the rows; ``None`` in a dry run, for a database, and if there was no such row
+    """
+
+    rows: int
+    files: int = 0
     table_version: str | None = None
 
 
@@ -377,6 +393,12 @@ class Sink(ABC):
         """The columns by whose values the rows are distributed over files: each file has one combination of values. Default: none."""
         return ()
 
+    # --- erasure
+
+    def copies_of_erased(self) -> tuple[str, ...]:
+        """Return a sentence for each place in which an erasure leaves rows of the sink, with what deletes them there."""
+        return ()
+
     # --- compaction: small files are rewritten, by versions of the log or by commits of a table
 
     @property
@@ -451,6 +473,23 @@ class PublishingSink(Sink):
     def keeps_staged(self) -> bool:
         """Whether the staged files are the published files. If not, vacuum deletes them after the receipts exist."""
         return False
+
+    @property
+    def erases_rows(self) -> bool:
+        """Whether :meth:`erase_rows` can delete rows."""
+        return False
+
+    def erase_rows(self, predicate: Predicate, *, dry_run: bool) -> TableErasure | None:
+        """
+        Delete the selected rows from the table. Called only if :attr:`erases_rows`. Sets no marker: a call that is repeated deletes what is left.
+
+        :param dry_run: write nothing, and return what would be deleted
+        :returns: ``None`` if there is no table, or if it does not have the columns of the predicate
+        :raises InvalidError: the rows cannot be selected, or cannot be deleted from this table. Nothing was deleted
+        :raises UnavailableError: other writers changed the same rows, or the table did not report the result of a request. A retry deletes what is left
+        :raises DataError: files cannot be read, or the rows of new files differ from those to keep. No row was changed
+        """
+        raise NotImplementedError
 
     def attempts_in_use(self) -> set[tuple[int, str]]:
         """Return ``(version, attempt_id)`` of the attempts whose files the sink's table references. Vacuum keeps these files even if the attempt lost."""

@@ -2,29 +2,23 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from datetime import timedelta
 from typing import Any
 
-import airflow
-from airflow.sdk import BaseOperator, timezone
-from packaging.version import Version
+from airflow.sdk import BaseOperator
 
-from airflow_provider_streamsem.arguments import seconds, text
-from airflow_provider_streamsem.errors import OpenVersionError
-from airflow_provider_streamsem.hooks.failures import airflow_exception
+from airflow_provider_streamsem.arguments import text
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
 from airflow_provider_streamsem.operators.engines import HasEngine
+from airflow_provider_streamsem.operators.turns import WaitsForTurn
 from airflow_provider_streamsem.pipeline.maintenance.compact import compact
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.verbs import MAX_BYTES, TARGET_FILE_BYTES
 
-logger = logging.getLogger(__name__)
 
-
-class CompactOperator(HasPipeline, HasEngine, BaseOperator):  # type: ignore[misc]
+class CompactOperator(HasPipeline, HasEngine, WaitsForTurn, BaseOperator):  # type: ignore[misc]
     """
     Rewrite the rows of many small files into fewer, larger files. No row changes, appears or disappears.
 
@@ -74,7 +68,7 @@ class CompactOperator(HasPipeline, HasEngine, BaseOperator):  # type: ignore[mis
         self.sink = None if sink is None else text("sink", sink)
         self.target_file_bytes = TARGET_FILE_BYTES.checked(target_file_bytes)
         self.max_bytes = MAX_BYTES.checked(max_bytes)
-        self.patience_s = seconds("patience", patience)
+        self.set_patience(patience)
 
     def execute(self, context: Any) -> list[dict[str, Any]]:
         """
@@ -84,28 +78,12 @@ class CompactOperator(HasPipeline, HasEngine, BaseOperator):  # type: ignore[mis
         :raises StreamsemError: see :func:`airflow_provider_streamsem.pipeline.maintenance.compact.compact`. An error that is not retryable fails the
         task at once
         """
-        try:
-            with self.resolved_pipeline(context) as pipeline:
-                rewrites = compact(
-                    pipeline,
-                    sink=self.sink,
-                    target_file_bytes=self.target_file_bytes,
-                    max_bytes=self.max_bytes,
-                    engine=self.engine(),
-                )
-        except OpenVersionError as error:
-            self._wait_for_turn(context["ti"], context, error)
-            raise
+        with self.waiting_for_turn(context), self.resolved_pipeline(context) as pipeline:
+            rewrites = compact(
+                pipeline,
+                sink=self.sink,
+                target_file_bytes=self.target_file_bytes,
+                max_bytes=self.max_bytes,
+                engine=self.engine(),
+            )
         return [plain(rewrite) for rewrite in rewrites]
-
-    def _wait_for_turn(self, ti: Any, context: Any, error: OpenVersionError) -> None:
-        """Before Airflow 3.3, the scheduler ignores the time of the next start for tasks that are no sensors. Then the error counts as a try."""
-        if Version(airflow.__version__) < Version("3.3"):
-            return
-        now = timezone.utcnow()
-        next_start = now + self.retry_delay
-        if next_start - (ti.get_first_reschedule_date(context) or ti.start_date or now) <= timedelta(
-            seconds=self.patience_s
-        ):
-            logger.info("the compaction waits for its turn until %s: %s", next_start, error)
-            raise airflow_exception("AirflowRescheduleException")(next_start) from None

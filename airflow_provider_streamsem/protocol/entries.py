@@ -202,8 +202,8 @@ class Kind:
     """Whether the result of a run announces the commit, because it may change which rows are visible. Readers show only such a commit as rolled back."""
     uses_spec: ClassVar[bool] = False
     """Whether the version is processed with the spec in its plan."""
-    is_chained: ClassVar[bool] = False
-    """Whether each outcome names the newest commit of this kind."""
+    chains: ClassVar[tuple[str, ...]] = ()
+    """The entries of :attr:`Outcome.newest` that name the newest commit of this kind."""
     changes_fields: ClassVar[bool] = False
     """Whether the commit may have other immutable fields than the version before it."""
     ends_log: ClassVar[bool] = False
@@ -243,9 +243,9 @@ class Kind:
         """Return the rewrites that the commit adds. ``version`` is its version."""
         return ()
 
-    def newest(self, version: int) -> int | None:
-        """Return the value of this kind in :attr:`Outcome.newest` after the commit; ``None``: the commit changes none."""
-        return version if self.is_chained else None
+    def newest(self, version: int) -> Mapping[str, int]:
+        """Return the entries of :attr:`Outcome.newest` that the commit sets."""
+        return dict.fromkeys(self.chains, version)
 
     def next_offsets(self, plan: Plan, *, committed: bool) -> Offsets:
         """Return the offsets that the outcome sets, by partition."""
@@ -421,8 +421,8 @@ class Outcome:
     gaps: Gaps = field(default_factory=dict)
     newest: Mapping[str, int] = field(default_factory=dict, metadata=SPARSE)
     """
-    Kind → the version of its newest commit up to and including this version, for ``rollback``, ``alter`` and ``rewrite``. ``expire`` → the oldest readable
-    version. A kind without a commit is absent. Readers follow these references to find the earlier commits.
+    Kind → the version of its newest commit up to and including this version, for ``rollback``, ``alter``, ``rewrite`` and ``erase``. An erasure counts as a
+    rewrite, too. ``expire`` → the oldest readable version. A kind without a commit is absent. Readers follow these references to find the earlier commits.
     """
     counts: Mapping[str, int] = field(default_factory=dict)
     next: Offsets
@@ -457,7 +457,10 @@ class Outcome:
             raise LogDamagedError(
                 "an outcome names a later version as the newest commit of a kind", invariant="I21", version=self.version
             )
-        if "expire" in self.newest and not 0 < self.oldest_readable < self.version:
+        is_erasure = (
+            self.newest.get("erase") == self.version
+        )  # the only version that lets all versions before it expire
+        if "expire" in self.newest and not 0 < self.oldest_readable < self.version + is_erasure:
             raise LogDamagedError(
                 "the oldest readable version of an outcome is not an earlier version",
                 invariant="I24",
@@ -643,8 +646,9 @@ class SegmentRewrite:
     :param version: its version
     :param sink: the sink whose files it rewrites
     :param commits: the versions whose rows it stores in new files, in ascending order
-    :param rows: number of these rows
-    :param output: the new files, with the same rows
+    :param rows: number of the rows that these commits wrote
+    :param output: the new files, with the same rows, except those that were erased
+    :param erased: number of these rows that this rewrite or an earlier one has erased
     """
 
     version: int
@@ -652,6 +656,7 @@ class SegmentRewrite:
     commits: tuple[int, ...]
     rows: int
     output: Committable
+    erased: int = field(default=0, metadata=SPARSE)
 
     @property
     def named(self) -> set[tuple[str, int]]:

@@ -136,8 +136,7 @@ def _check_abort(plan: Plan, outcome: Outcome, *, before: Outcome | None) -> Non
 def newest_after(plan: Plan, *, before: Outcome | None, committed: bool) -> dict[str, int]:
     """Return the field ``newest`` of the outcome of a plan. Writers compute it with this function, and :func:`check_commit` checks it with it."""
     found = {} if before is None else dict(before.newest)
-    value = plan.work.newest(plan.version) if committed else None
-    return found if value is None else {**found, plan.work.kind: value}
+    return {**found, **plan.work.newest(plan.version)} if committed else found
 
 
 def next_after(plan: Plan, *, before: Offsets, committed: bool) -> dict[str, int]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import TypeVar, cast
 
 from airflow_provider_streamsem.errors import LogDamagedError
 from airflow_provider_streamsem.protocol import codec, invariants, keys, offsets, segments
@@ -23,8 +23,10 @@ from airflow_provider_streamsem.protocol.entries import (
     Receipts,
     RunPointer,
     Segment,
+    SegmentRewrite,
     StagedManifest,
 )
+from airflow_provider_streamsem.protocol.kinds.rewrite import Rewrite
 from airflow_provider_streamsem.protocol.kinds.rollback import Rollback
 from airflow_provider_streamsem.protocol.machine import (
     RECOVERY,
@@ -309,7 +311,8 @@ def remaining_versions(outcome: Outcome) -> Procedure[list[range]]:
     while (rollback := (yield from _newest_of(Rollback, last, after=-1))) is not None:
         version, work = rollback
         found.append(range(version, last.version + 1))
-        last = yield from closed_outcome(work.to)
+        assert work.based_on is not None  # see Rollback
+        last = yield from closed_outcome(work.based_on)
     return [range(last.version + 1), *reversed(found)]
 
 
@@ -321,7 +324,17 @@ def commits_of(kind: type[K], outcome: Outcome, after: int) -> Procedure[list[tu
     :param outcome: the newest outcome to consider
     :param after: only versions above this one
     """
-    found: list[tuple[int, K]] = []
+    return cast(list[tuple[int, K]], (yield from _chained(kind, outcome, after)))
+
+
+def rewrites_of(outcome: Outcome, after: int) -> Procedure[list[SegmentRewrite]]:
+    """Return the rewrites up to ``outcome`` and above version ``after``, newest first. They may no longer apply (R8)."""
+    commits = yield from _chained(Rewrite, outcome, after)
+    return [rewrite for version, work in commits for rewrite in work.rewrites(version)]
+
+
+def _chained(kind: type[Kind], outcome: Outcome, after: int) -> Procedure[list[tuple[int, Kind]]]:
+    found: list[tuple[int, Kind]] = []
     last = outcome
     while (commit := (yield from _newest_of(kind, last, after=after))) is not None:
         found.append(commit)
@@ -329,13 +342,13 @@ def commits_of(kind: type[K], outcome: Outcome, after: int) -> Procedure[list[tu
     return found
 
 
-def _newest_of(kind: type[K], outcome: Outcome, *, after: int) -> Procedure[tuple[int, K] | None]:
-    """Return the newest commit of a kind up to ``outcome`` and above version ``after``: version and payload. ``None`` if there is none."""
+def _newest_of(kind: type[Kind], outcome: Outcome, *, after: int) -> Procedure[tuple[int, Kind] | None]:
+    """Return the newest commit in the chain of a kind up to ``outcome`` and above version ``after``: version and payload. ``None`` if there is none."""
     version = outcome.newest.get(kind.kind, -1)
     if version <= after:
         return None
     named = yield from closed_outcome(version)
-    if not isinstance(named.work, kind):
+    if named.work is None or kind.kind not in named.work.chains:
         summary = "an outcome names a version as the newest commit of a kind, but the version is no such commit"
         fields = {"version": outcome.version, "kind": kind.kind, "newest": version}
         raise LogDamagedError(summary, invariant=kind.invariant, **fields)

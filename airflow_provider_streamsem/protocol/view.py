@@ -365,7 +365,10 @@ class VisibleFiles:
         rows = sum(file.file.rows for file in files)
         if are_known and (not self._are_visible(rewrite) or rows != rewrite.rows):
             yield "I23", "a rewrite names rows that are not visible before it, or has another number of rows"
-        bound = [each for each in self.rewrites if each.named & rewrite.named and is_bound(each, oldest)]
+        earlier = [each for each in self.rewrites if each.named & rewrite.named]
+        if are_known and rewrite.erased < sum(each.erased for each in earlier):
+            yield "I26", "a rewrite has rows that an earlier version has erased"
+        bound = [each for each in earlier if is_bound(each, oldest)]
         if bound and rewrite.commits[-1] >= oldest:
             yield "I24", "a rewrite names commits of a bound rewrite, and commits that have not expired"
         if not all(each.named <= rewrite.named for each in bound):

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from airflow_provider_streamsem.pipeline.maintenance.alter import Alteration
 from airflow_provider_streamsem.pipeline.maintenance.compact import Compacted
+from airflow_provider_streamsem.pipeline.maintenance.erase import Erased
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import Vacuumed
 from airflow_provider_streamsem.pipeline.run.selection import BlastRadius
 from airflow_provider_streamsem.pipeline.versions import report
@@ -85,6 +86,23 @@ def rewrite(result: Compacted) -> str:
         return f"would rewrite {before}"
     version = f"version {result.version}" if result.table_version is None else f"table version {result.table_version}"
     return f"{version}: rewrote {before}, into {result.new_files} files, {result.new_bytes} bytes"
+
+
+def erased(result: Erased, *, dry_run: bool) -> list[str]:
+    """Describe an erasure, or its dry run."""
+    verb = "would erase" if dry_run else "erased"
+    lines = [
+        f"{verb} {each.rows} rows from sink {each.sink}" + (f", in {each.files} files" if each.files else "")
+        for each in result.sinks
+    ]
+    lines += [f"{verb} {result.quarantined} quarantined records"] if result.quarantined else []
+    lines += [f"{verb} {result.tombstones} tombstones of deletes"] if result.tombstones else []
+    lines = lines or ["no row, quarantined record or tombstone was found"]
+    if result.versions:
+        lines.append(f"versions: {', '.join(map(str, result.versions))}; the versions before have expired")
+    if result.not_selected:
+        lines.append(f"sinks whose rows do not have the columns: {', '.join(result.not_selected)}")
+    return [*lines, "the rows may still be in:", *(f"- {sentence}" for sentence in result.left)]
 
 
 def vacuumed(result: Vacuumed, *, dry_run: bool, keep_versions: int | None = None) -> list[str]:

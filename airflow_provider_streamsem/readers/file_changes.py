@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from airflow_provider_streamsem.protocol.entries import Outcome, SegmentFile
-from airflow_provider_streamsem.protocol.kinds.rewrite import Rewrite
 from airflow_provider_streamsem.protocol.view import fold
 from airflow_provider_streamsem.readers.history import History
 
@@ -40,7 +39,7 @@ def _first_changed(history: History, older: Outcome, later: Sequence[Outcome]) -
     oldest = min(changed | {kept + 1})
     touched = [
         rewrite.commits
-        for _, rewrite in history.opened.log.commits_of(Rewrite, older, after=oldest)
+        for rewrite in history.opened.log.rewrites_of(older, after=oldest)
         if any(commit > kept or commit in changed for commit in rewrite.commits)
     ]
     return min([oldest, *(commits[0] for commits in touched)])

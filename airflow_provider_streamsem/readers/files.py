@@ -25,6 +25,7 @@ from airflow_provider_streamsem.protocol.entries import (
     Outcome,
     PipelineRecord,
     Plan,
+    Quarantine,
     Receipts,
     SegmentFile,
     StagedManifest,
@@ -295,9 +296,10 @@ class CommittedLog:
         at = self.view(version=version, since=since).version
         stored = [self.log.outcome(number) for number in range(0 if since is None else since + 1, at + 1)]
         outcomes = [outcome for outcome in stored if outcome is not None]
-        hidden = not_visible(outcomes)
+        hidden, erased = not_visible(outcomes), self._erased_quarantine()
         for outcome in outcomes:
-            records = () if outcome.version in hidden else self.quarantined_of(outcome)
+            quarantine = erased.get(outcome.version, outcome.quarantine)
+            records = () if outcome.version in hidden else self._records(quarantine)
             yield from ({**record, "version": outcome.version} for record in records)
 
     def quarantined_of(self, outcome: Outcome) -> Iterator[dict[str, Any]]:
@@ -306,7 +308,13 @@ class CommittedLog:
 
         :raises LogDamagedError: an object with quarantined records is missing
         """
-        for key in outcome.quarantine.keys:
+        return self._records(self._erased_quarantine().get(outcome.version, outcome.quarantine))
+
+    def _erased_quarantine(self) -> Mapping[int, Quarantine]:
+        return self.log.erased_quarantine(self.log.find_head().outcome)
+
+    def _records(self, quarantine: Quarantine) -> Iterator[dict[str, Any]]:
+        for key in quarantine.keys:
             data = self.log.read(key)
             if data is None:
                 raise LogDamagedError("quarantined records are missing", invariant="I6", key=key)

@@ -32,10 +32,12 @@ from airflow_provider_streamsem.protocol.entries import (
     Json,
     Outcome,
     Plan,
+    Quarantine,
     Receipts,
     RunPointer,
     Segment,
 )
+from airflow_provider_streamsem.protocol.kinds.erase import Erase, left_in_quarantine
 from airflow_provider_streamsem.protocol.offsets import Ranges
 from airflow_provider_streamsem.protocol.view import (
     ClosedHead,
@@ -191,8 +193,9 @@ class _Verification:
         self._rewrites([outcome for outcome, _ in outcomes])
         self._segments(outcomes)
         self._discoveries()
+        erased = left_in_quarantine(outcome.work for outcome, _ in outcomes if isinstance(outcome.work, Erase))
         for outcome, _ in outcomes:
-            self._quarantine(outcome)
+            self._quarantine(outcome.version, erased.get(outcome.version, outcome.quarantine))
         if files:
             self._files(outcomes)
 
@@ -410,20 +413,17 @@ class _Verification:
                 log = self.opened.log.under(prefix)
                 DiscoveryCheck(log=log, prefix=prefix, guarded=self._try, report=self._report).run(newest)
 
-    def _quarantine(self, outcome: Outcome) -> None:
+    def _quarantine(self, version: int, quarantine: Quarantine) -> None:
         rows = 0
-        for key in outcome.quarantine.keys:
+        for key in quarantine.keys:
             data = self.opened.log.read(key)
             if data is None:
-                self._report("I6", "quarantined records are missing", version=outcome.version, key=key)
+                self._report("I6", "quarantined records are missing", version=version, key=key)
                 return
             rows += data.count(b"\n")
-        if rows != outcome.quarantine.rows:
-            self._report(
-                "I14",
-                "the number of stored quarantined records differs from the recorded number",
-                version=outcome.version,
-            )
+        if rows != quarantine.rows:
+            what = "the number of stored quarantined records differs from the recorded number"
+            self._report("I14", what, version=version)
 
     def _layers(self, newest: Outcome | None) -> None:
         state = self.opened.record.initial_state if newest is None else newest.state

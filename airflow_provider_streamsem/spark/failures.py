@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from airflow_provider_streamsem.connectors.data_files.pins import FilePin
 from airflow_provider_streamsem.connectors.sink import Sink
-from airflow_provider_streamsem.engine import Job, RewriteJob
+from airflow_provider_streamsem.engine import Job
 from airflow_provider_streamsem.errors import (
     UNREADABLE_FILE,
     DataError,
@@ -143,9 +143,9 @@ def _engine_error(error: Exception, texts: Sequence[str], raised: user_code.Rais
     return failed.advising(advice) if advice else failed
 
 
-def rewrite_error(error: Exception, job: RewriteJob) -> StreamsemError:
+def rewrite_error(error: Exception, sink: Sink, **version: int) -> StreamsemError:
     """Return the error of this package for an exception of Spark in an attempt to rewrite files. It quotes paths, and no values of records."""
-    where = {"version": job.version, "location": job.sink.location}
+    where = {**version, "location": sink.location}
     texts = jvm_exceptions.texts(error)
     refused = store_failures.refusal(texts, "the new files are not visible", **where)
     if refused is not None:
@@ -167,7 +167,7 @@ def rewrite_error(error: Exception, job: RewriteJob) -> StreamsemError:
         **({"condition": found[0][0]} if found else {}),
         **jvm_exceptions.root_cause(error),
     ).advising(
-        "compact again. If it fails again, correct the cause that this message or the exception before it names. If memory was short, lower `max_bytes`."
+        "repeat the command. If it fails again, correct the cause that this message or the exception before it names. If memory was short, lower `max_bytes`."
     )
 
 

@@ -21,9 +21,11 @@ from airflow_provider_streamsem import arguments, secret_names, telemetry
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connections import Connection
+from airflow_provider_streamsem.connectors.predicate import Predicate
 from airflow_provider_streamsem.connectors.sink import Sink
 from airflow_provider_streamsem.engine import Job, Produced, RewriteJob, RewrittenFiles
 from airflow_provider_streamsem.errors import InvalidError, StageError, StreamsemError
+from airflow_provider_streamsem.protocol.entries import DataFile
 from airflow_provider_streamsem.spark import (
     causes,
     connect_failures,
@@ -240,16 +242,32 @@ class SparkEngine:
 
     def rewrite(self, job: RewriteJob, log: CommitLog) -> RewrittenFiles:
         """Rewrite in a clone of the session. Raises ``InvalidError`` and ``StoreRefusedError`` as :meth:`stage` does."""
-        try:
-            with self._attempt_session(packages.needed((), {"": job.sink}, None, ""), job.attempt_id) as (session, _):
-                from airflow_provider_streamsem.spark import rewriting
+        with self._rewriting_session(job.sink, job.attempt_id, version=job.version) as session:
+            from airflow_provider_streamsem.spark import rewriting
 
-                return rewriting.rewrite(session, job)
+            return rewriting.rewrite(session, job)
+
+    def count_selected(
+        self, sink: Sink, files: Sequence[DataFile], schema: str, predicate: Predicate
+    ) -> Mapping[str, int] | None:
+        """Count in a clone of the session."""
+        if not predicate.applies_to(schema, sink.location):
+            return None
+        with self._rewriting_session(sink, SYSTEM_CLOCK.new_id()) as session:
+            from airflow_provider_streamsem.spark import rewriting
+
+            return rewriting.count_selected(session, sink, files, schema, predicate)
+
+    @contextmanager
+    def _rewriting_session(self, sink: Sink, attempt_id: str, **where: int) -> Iterator[SparkSession]:
+        try:
+            with self._attempt_session(packages.needed((), {"": sink}, None, ""), attempt_id) as (session, _):
+                yield session
         except StreamsemError:
             raise
         except Exception as error:
             self._raise_if_cancelled()
-            raise failures.rewrite_error(error, job) from error
+            raise failures.rewrite_error(error, sink, **where) from error
 
     @contextmanager
     def publishing_session(self, sink: Sink, *, later: Sequence[Package] = ()) -> Iterator[SparkSession]:

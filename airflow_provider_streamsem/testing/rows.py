@@ -16,6 +16,7 @@ from airflow_provider_streamsem.connectors.changes import CHANGE, DELETE, END, S
 from airflow_provider_streamsem.connectors.columns import types as column_types
 from airflow_provider_streamsem.connectors.landing.messages import body_of
 from airflow_provider_streamsem.connectors.pipeline.source import PipelineSource
+from airflow_provider_streamsem.connectors.predicate import Predicate
 from airflow_provider_streamsem.connectors.queue.source import QueueSource
 from airflow_provider_streamsem.connectors.sink import Sink
 from airflow_provider_streamsem.engine import Contents, Job, Produced, RewriteJob, RewrittenFiles
@@ -104,6 +105,10 @@ class RowsEngine:
         """Write the lines of some files again, into one file; see :class:`airflow_provider_streamsem.engine.Engine`."""
         self._step("read")
         before = _lines(job.sink, job.files)
+        if job.erased is not None:
+            before = [
+                line for line, is_selected in zip(before, _selected(before, job.erased), strict=True) if not is_selected
+            ]
         self._step("write")
         location = job.sink.attempt_location(job.version, job.attempt_id)
         self._write(location, [json.loads(line) for line in before], job.sink.format)
@@ -111,6 +116,13 @@ class RowsEngine:
         output = job.sink.collect(job.version, job.attempt_id)
         self._step("staged")
         return RewrittenFiles(output=output, before=_contents(before), after=_contents(_lines(job.sink, output.files)))
+
+    def count_selected(
+        self, sink: Sink, files: Sequence[DataFile], schema: str, predicate: Predicate
+    ) -> Mapping[str, int] | None:
+        """Count the selected rows of each file. ``schema`` is not used: a row may have any columns."""
+        counts = {file.key: sum(_selected(_lines(sink, [file]), predicate)) for file in files}
+        return {key: count for key, count in counts.items() if count}
 
     def cancel(self) -> None:
         """Do nothing, because no work runs outside the thread that stages."""
@@ -202,7 +214,15 @@ class RowsEngine:
 
 
 def _lines(sink: Sink, files: Sequence[DataFile]) -> list[str]:
-    return [line for url in sink.urls(files) for line in Path(split_url(url)[1]).read_text().splitlines()]
+    try:
+        return [line for url in sink.urls(files) for line in Path(split_url(url)[1]).read_text().splitlines()]
+    except FileNotFoundError as error:
+        raise StageError("a file of the dataset was deleted before it was read", file=str(error.filename)) from error
+
+
+def _selected(lines: Sequence[str], predicate: Predicate) -> list[bool]:
+    rows = map(json.loads, lines)
+    return [all(row.get(term.column) in term.values for term in predicate.terms) for row in rows]
 
 
 def _contents(lines: Sequence[str]) -> Contents:

@@ -7,14 +7,16 @@ There is a step before and after each request to the log, and for each step of t
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, TypeVar
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.connectors.predicate import Predicate
 from airflow_provider_streamsem.connectors.sink import Sink
 from airflow_provider_streamsem.connectors.source import Source
 from airflow_provider_streamsem.engine import Engine, Job, Produced, RewriteJob, RewrittenFiles
+from airflow_provider_streamsem.protocol.entries import DataFile
 from airflow_provider_streamsem.stores.contract import ObjectStat, Store
 from airflow_provider_streamsem.testing.stores import Crash
 
@@ -126,6 +128,11 @@ class StepReportingEngine:
         rewritten = self._engine.rewrite(job, log)
         self._step("staged")
         return rewritten
+
+    def count_selected(
+        self, sink: Sink, files: Sequence[DataFile], schema: str, predicate: Predicate
+    ) -> Mapping[str, int] | None:
+        return self._engine.count_selected(sink, files, schema, predicate)
 
     def publishing_session(self, sink: Sink, *, later: Sequence[Any] = ()) -> AbstractContextManager[Any]:
         return self._engine.publishing_session(sink, later=later)

@@ -20,6 +20,7 @@ from airflow_provider_streamsem.protocol.entries import (
     Marker,
     Outcome,
     Plan,
+    Quarantine,
     Receipt,
     Receipts,
     RunPointer,
@@ -27,6 +28,7 @@ from airflow_provider_streamsem.protocol.entries import (
 )
 from airflow_provider_streamsem.protocol.kinds.alter import Alter
 from airflow_provider_streamsem.protocol.kinds.batch import Batch
+from airflow_provider_streamsem.protocol.kinds.erase import Erase, ErasedFiles, ErasedRecords
 from airflow_provider_streamsem.protocol.kinds.expire import Expire
 from airflow_provider_streamsem.protocol.kinds.move import Move
 from airflow_provider_streamsem.protocol.kinds.reprocess import Reprocess
@@ -645,6 +647,116 @@ def test_I24_outcome_of_an_expiry_changes_only_the_oldest_readable_version() -> 
     for changes in ({"sinks": {"out": OUTPUT}}, {"newest": {"expire": 4}}, {"newest": {"expire": 0}}):
         with raises_damage("I24"):  # type: ignore[attr-defined]
             expired(**changes)
+
+
+ERASED_FILES = ErasedFiles(sink="out", commits=(1, 3), rows=4, erased=1)
+LEFT = Committable(format="parquet", rows=3, files=(samples.file(4, rows=3),))
+RECORDS = (ErasedRecords(version=1, left=0), ErasedRecords(version=3, left=2))
+STORED = Quarantine(rows=2, keys=(keys.quarantine(4, "a" * 32, 0),))
+ERASED = Erase(files=ERASED_FILES, quarantine=RECORDS, tombstones={"out": 2})
+ERASURE = samples.plan(4, work=ERASED, ranges={}, previous="sha")
+DONE = Erase(
+    files=dataclasses.replace(ERASED_FILES, output=LEFT),
+    quarantine=(
+        dataclasses.replace(RECORDS[0], stored=Quarantine()),
+        dataclasses.replace(RECORDS[1], stored=STORED),
+    ),
+    tombstones={"out": 2},
+    state={"out": {}},
+)
+ERASED_STATE = {**(BEFORE.state or {}), "tombstones": {"out": {}}}
+
+
+def erased(**changes: Any) -> Outcome:
+    given = {
+        "sinks": {},
+        "counts": {},
+        "next": BEFORE.next,
+        "work": DONE,
+        "newest": {"rewrite": 4, "erase": 4, "expire": 4},
+        "state": ERASED_STATE,
+        "schemas": BEFORE.schemas,
+        "markers": BEFORE.markers,
+    }
+    return samples.outcome(ERASURE, **{**given, **changes})
+
+
+def test_I26_erasure_of_nothing_or_of_later_versions_is_refused() -> None:
+    assert AT_ALTER.with_plan(ERASURE, "sha").next == BEFORE.next
+    for work in (
+        Erase(),
+        Erase(files=dataclasses.replace(ERASED_FILES, commits=(1, 4))),
+        Erase(files=dataclasses.replace(ERASED_FILES, erased=0)),
+        Erase(files=dataclasses.replace(ERASED_FILES, erased=5)),
+        Erase(files=dataclasses.replace(ERASED_FILES, output=LEFT)),
+        Erase(quarantine=RECORDS[::-1]),
+        Erase(quarantine=(RECORDS[0], RECORDS[0])),
+        Erase(quarantine=(ErasedRecords(version=4, left=1),)),
+        Erase(quarantine=(ErasedRecords(version=1, left=-1),)),
+        Erase(quarantine=(DONE.quarantine[0],)),
+        Erase(tombstones={"out": 0}),
+        Erase(tombstones={"out": 1}, state={}),
+    ):
+        with raises_damage("I26"):  # type: ignore[attr-defined]
+            AT_ALTER.with_plan(dataclasses.replace(ERASURE, work=work), "sha")
+    with raises_damage("I26"):  # type: ignore[attr-defined]
+        AT_ALTER.with_plan(dataclasses.replace(ERASURE, ranges={"a": (4, 5)}), "sha")
+
+
+def test_I26_outcome_of_an_erasure_has_what_is_left_and_lets_all_earlier_versions_expire() -> None:
+    opened = AT_ALTER.with_plan(ERASURE, encode(ERASURE).sha256)
+    closed = opened.with_outcome(erased(), "sha")
+    assert (closed.next, closed.markers, closed.oldest_readable) == (BEFORE.next, BEFORE.markers, 4)
+    abort = {"result": "abort", "work": None, "newest": {}, "state": BEFORE.state}
+    assert opened.with_outcome(erased(**abort), "sha").oldest_readable == 0
+    more = Committable(format="parquet", rows=4, files=(samples.file(4, rows=4),))
+    for changes in (
+        {"newest": {"erase": 4, "expire": 4, "rewrite": 3}},
+        {"newest": {"erase": 3, "rewrite": 4, "expire": 3}},
+        {"newest": {"erase": 4, "rewrite": 4}},
+        {"work": dataclasses.replace(DONE, files=dataclasses.replace(ERASED_FILES, output=more))},
+        {"work": dataclasses.replace(DONE, files=None)},
+        {"work": dataclasses.replace(DONE, quarantine=(DONE.quarantine[0], DONE.quarantine[0]))},
+        {
+            "work": dataclasses.replace(
+                DONE, quarantine=(DONE.quarantine[0], dataclasses.replace(RECORDS[1], stored=Quarantine()))
+            )
+        },
+        {"state": BEFORE.state},
+        {"schemas": {}},
+    ):
+        with pytest.raises(LogDamagedError, match=r"I2[346]"):
+            opened.with_outcome(erased(**changes), "sha")
+    for changes in (
+        {"work": ERASED},
+        {"work": dataclasses.replace(DONE, quarantine=RECORDS)},
+        {"sinks": {"out": OUTPUT}},
+        {"newest": {"expire": 5}},
+    ):
+        with pytest.raises(LogDamagedError, match=r"I2[146]"):
+            erased(**changes)
+
+
+def test_erasure_is_staged_by_an_attempt_that_has_written_what_is_left_and_nothing_else() -> None:
+    staged = samples.manifest(samples.plan(4), sinks={"out": LEFT}, quarantine=STORED, state={"out": {}})
+    assert ERASED.is_staged_by(staged)
+    assert ERASED.staged(staged) == DONE
+    assert "rows of 2 commits of sink out, quarantined records of 2 versions, 2 tombstones" in ERASED.describe()
+    for changes in (
+        {"sinks": {}},
+        {"sinks": {"out": LEFT, "other": OUTPUT}},
+        {"sinks": {"out": NEW_FILES}},
+        {"quarantine": Quarantine()},
+        {"quarantine": Quarantine(rows=2)},
+        {"quarantine": dataclasses.replace(STORED, rows=3)},
+    ):
+        assert not ERASED.is_staged_by(dataclasses.replace(staged, **changes))
+    only_tombstones = Erase(tombstones={"out": 2})
+    left = samples.manifest(samples.plan(4), sinks={}, quarantine=Quarantine(), state=None)
+    assert only_tombstones.is_staged_by(left)
+    assert only_tombstones.rewrites(4) == ()
+    assert only_tombstones.state_after({"tombstones": {"out": {}}}) is None
+    assert Erase(quarantine=RECORDS).state_after({"a": 1}) == {"a": 1}
 
 
 @pytest.mark.parametrize("is_batch", [True, False])

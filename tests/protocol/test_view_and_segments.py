@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -13,10 +14,12 @@ from airflow_provider_streamsem.errors import LogDamagedError
 from airflow_provider_streamsem.protocol import codec, keys, procedures, segments, view
 from airflow_provider_streamsem.protocol.entries import (
     Committable,
+    Kind,
     Outcome,
     Segment,
 )
 from airflow_provider_streamsem.protocol.kinds.alter import Alter
+from airflow_provider_streamsem.protocol.kinds.erase import Erase, ErasedFiles
 from airflow_provider_streamsem.protocol.kinds.reprocess import Reprocess
 from airflow_provider_streamsem.protocol.kinds.rewrite import Rewrite
 from airflow_provider_streamsem.protocol.kinds.rollback import Rollback
@@ -114,6 +117,28 @@ def test_rollback_that_names_no_rollback_is_damage() -> None:
     broken = dataclasses.replace(outcomes[2], newest={"rollback": 1})
     with pytest.raises(LogDamagedError, match="I21"):
         CommitLog(stored(outcomes)).remaining_versions(broken)
+
+
+def test_I26_rewrite_of_erased_rows_that_has_them_again_is_refused() -> None:
+    def rows(version: int, count: int) -> Committable:
+        return Committable(format="parquet", rows=count, files=(samples.file(version, rows=count),))
+
+    def later(version: int, work: Kind, **newest: int) -> Outcome:
+        fields: dict[str, Any] = {"sinks": {}, "counts": {}, "next": {"files": 4}, "newest": newest}
+        return samples.outcome(samples.plan(version), work=work, **fields)
+
+    commits = history([True] * 4)
+    found = sum(commits[at].sinks["out"].rows for at in (1, 3))
+    files = ErasedFiles(sink="out", commits=(1, 3), rows=found, erased=1, output=rows(4, found - 1))
+    erasure = later(4, Erase(files=files), rewrite=4, erase=4, expire=4)
+    for erased in (0, 1):
+        work = Rewrite(sink="out", commits=(1, 3), rows=found, erased=erased, output=rows(5, found - erased))
+        outcomes = [*commits, erasure, later(5, work, rewrite=5, erase=4, expire=4)]
+        if erased:
+            assert [each.version for each in fold(outcomes, initial_offsets={"files": 0}).rewrites] == [5]
+            continue
+        with pytest.raises(LogDamagedError, match="I26"):
+            fold(outcomes, initial_offsets={"files": 0})
 
 
 @pytest.mark.parametrize("removed", [{130: ("old",)}, {99: ("old",), 201: ("out",)}, {100: (), 150: ("old", "out")}])

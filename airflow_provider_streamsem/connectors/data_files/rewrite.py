@@ -23,6 +23,14 @@ Read = Callable[[], Iterable[Any]]
 """A function that reads rows as pyarrow tables. It returns the same rows in each call."""
 
 
+class RowsDifferError(Exception):
+    """The rows of new files differ from those that were to be written. The new files were deleted. ``facts``: the numbers of rows, and the columns."""
+
+    def __init__(self, facts: dict[str, Any]) -> None:
+        super().__init__(facts)
+        self.facts = facts
+
+
 def batches(file: BinaryIO) -> Iterator[Any]:
     """Yield the rows of a Parquet file as pyarrow tables, with the names and types of the file."""
     parquet = pyarrow.parquet.ParquetFile(file, coerce_int96_timestamp_unit="us")

@@ -19,11 +19,11 @@ import pyarrow.compute as pc
 
 from airflow_provider_streamsem.connectors.changes import END, Changes
 from airflow_provider_streamsem.connectors.data_files.contents import row_texts
+from airflow_provider_streamsem.connectors.data_files.rewrite import RowsDifferError
 from airflow_provider_streamsem.connectors.delta.rewrite import (
     AddedFile,
     NewFile,
     RewrittenTable,
-    RowsDifferError,
     actions,
 )
 from airflow_provider_streamsem.connectors.sink import SinkCommit

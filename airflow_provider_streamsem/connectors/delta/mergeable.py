@@ -18,7 +18,7 @@ PARTITION_TYPES = ("boolean", "byte", "date", "integer", "long", "short", "strin
 _NO_PARTITION = ("binary", "timestamp")
 _UNNAMED = " ,;{}()\n\t="
 _UNESCAPED = "!$&'()+,-./:;=@_~"
-_FEED = "delta.enableChangeDataFeed"
+FEED = "delta.enableChangeDataFeed"
 
 
 def check_columns(fields: Sequence[Any], partition_by: Sequence[str]) -> None:
@@ -98,7 +98,7 @@ def unmergeable(table: Any) -> list[str]:
     paths of files that an entry cannot remove.
     """
     append_only = ["delta.appendOnly"] if is_append_only(table) else []
-    feed = [_FEED] if str(table.metadata().configuration.get(_FEED, "")).lower() == "true" else []
+    feed = [FEED] if str(table.metadata().configuration.get(FEED, "")).lower() == "true" else []
     fields = json.loads(table.schema().to_json())["fields"]
     paths = [f"path {path}" for path in misspelt(table)[:1]]
     return [*append_only, *feed, *paths, *(f"{field['name']}: NOT NULL" for field in fields if not _may_be_null(field))]

@@ -19,7 +19,7 @@ import pyarrow.parquet
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connectors.data_files.bounds import delta_stats
 from airflow_provider_streamsem.connectors.data_files.contents import row_texts
-from airflow_provider_streamsem.connectors.data_files.rewrite import batches, changed, write
+from airflow_provider_streamsem.connectors.data_files.rewrite import RowsDifferError, batches, changed, write
 from airflow_provider_streamsem.connectors.delta.columns import partition_text
 from airflow_provider_streamsem.connectors.delta.statistics import accepted
 from airflow_provider_streamsem.errors import DataError
@@ -40,14 +40,6 @@ class NewFile:
     rows: int
     partition: Mapping[str, str | None]
     stats: str
-
-
-class RowsDifferError(Exception):
-    """The rows of new files differ from those that were to be written. The new files were deleted. ``facts``: the numbers of rows, and the columns."""
-
-    def __init__(self, facts: dict[str, Any]) -> None:
-        super().__init__(facts)
-        self.facts = facts
 
 
 class RewrittenTable:

@@ -44,7 +44,8 @@ from airflow_provider_streamsem.connectors.delta.table import (
     is_transient,
     open_newest,
 )
-from airflow_provider_streamsem.connectors.sink import SinkCommit, SinkMarker, TableRewrite
+from airflow_provider_streamsem.connectors.predicate import Predicate
+from airflow_provider_streamsem.connectors.sink import SinkCommit, SinkMarker, TableErasure, TableRewrite
 from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
 from airflow_provider_streamsem.connectors.staged_parquet.table_sink import (
     RESTORE_TABLE,
@@ -267,6 +268,19 @@ class DeltaSink(TableSink[_Handle]):
         from airflow_provider_streamsem.connectors.delta.compact import compact
 
         return compact(self.path, target_file_bytes=target_file_bytes, dry_run=dry_run, before_commit=before_commit)
+
+    def erase_rows(self, predicate: Predicate, *, dry_run: bool) -> TableErasure | None:
+        """Erase the rows in one entry of the table's log."""
+        from airflow_provider_streamsem.connectors.delta.erase import erase
+
+        return erase(self.path, predicate, dry_run=dry_run)
+
+    def copies_of_erased(self) -> tuple[str, ...]:
+        return (
+            f"earlier versions of the Delta table {self.path}: run VACUUM, and wait until delta.logRetentionDuration has passed, because the table's log has "
+            "bounds of columns",
+            *TableSink.copies_of_erased(self),
+        )
 
     def stats(self, parquet: Any) -> str:
         """

@@ -235,6 +235,9 @@ class HttpSink(StagedSink):
         """Return ``None``. An endpoint stores no marker. The log records the progress."""
         return None
 
+    def copies_of_erased(self) -> tuple[str, ...]:
+        return ("the service that received the rows: delete them there",)
+
     def stats(self, parquet: Any) -> str:
         """Return no statistics. Refuse dates and times outside the years 1 to 9999."""
         keyed_rows.check_times(parquet)

@@ -21,7 +21,7 @@ from pyiceberg.typedef import Record
 
 from airflow_provider_streamsem.connectors.changes import END, START, Changes
 from airflow_provider_streamsem.connectors.data_files.contents import row_texts
-from airflow_provider_streamsem.connectors.data_files.rewrite import Read, changed
+from airflow_provider_streamsem.connectors.data_files.rewrite import Read, RowsDifferError
 from airflow_provider_streamsem.connectors.iceberg.commit import OneCommit
 from airflow_provider_streamsem.connectors.iceberg.rewrite import RewrittenTable
 from airflow_provider_streamsem.connectors.sink import SinkCommit
@@ -131,21 +131,15 @@ def _has_other_spec(table: Table, task: FileScanTask) -> bool:
 
 def _written(rewritten: RewrittenTable, rows: Read, partition: Record | None, batch: SinkCommit) -> list[DataFile]:
     """``partition`` is the partition of all rows; ``None`` if they must be divided."""
-    if partition is not None:
-        groups = [(rows(), partition)] if any(part.num_rows for part in rows()) else []
-    else:
-        all_rows = pa.concat_tables(rows(), promote_options="permissive")
-        groups = list(rewritten.partitions(all_rows))
-    files = [rewritten.write([group] if partition is None else group, of) for group, of in groups]
-    facts = changed(rows, rewritten.written(files), rewritten.schema)
-    if facts is not None:
-        for file in files:
-            rewritten.io.delete(file.file_path)
+    try:
+        return rewritten.write_compared(rows, partition)
+    except RowsDifferError as error:
         summary = "the rows of the new files differ from the rows to merge or to keep; nothing of the batch is in the Iceberg table"
-        raise PublishError(summary, location=rewritten.metadata.location, version=batch.version, **facts).advising(
+        raise PublishError(
+            summary, location=rewritten.metadata.location, version=batch.version, **error.facts
+        ).advising(
             "report this error with its fields. To continue without these rows: `streamsem skip PIPELINE.toml N --sink S --reason TEXT`."
-        )
-    return files
+        ) from error
 
 
 def _refuse_old_times(table: Table, path: str, batch: SinkCommit) -> None:

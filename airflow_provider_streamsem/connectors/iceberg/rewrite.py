@@ -28,7 +28,7 @@ from pyiceberg.types import IcebergType, ListType, MapType, StructType
 
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connectors.data_files.contents import row_texts
-from airflow_provider_streamsem.connectors.data_files.rewrite import batches, write
+from airflow_provider_streamsem.connectors.data_files.rewrite import Read, RowsDifferError, batches, changed, write
 from airflow_provider_streamsem.connectors.iceberg.files import data_file, metrics
 from airflow_provider_streamsem.connectors.iceberg.internals import deleted_positions, parquet_options
 
@@ -118,6 +118,28 @@ class RewrittenTable:
             footer = write(stream, rows, self.schema, **options)
         stats = metrics(footer, partition_by=())
         return data_file(self.metadata, uri=uri, bytes=len(output), rows=footer.num_rows, stats=stats, partition=partition)  # fmt: skip
+
+    def write_compared(self, rows: Read, partition: Record | None) -> list[DataFile]:
+        """
+        Write rows to new data files, one for each partition; no file without rows. Read the files again, and raise ``RowsDifferError`` if a value differs.
+
+        :param rows: returns the same pyarrow tables in each call
+        :param partition: the partition of all rows; ``None`` if they must be divided
+        """
+        if partition is not None:
+            groups: list[tuple[Iterable[Any], Record]] = (
+                [(rows(), partition)] if any(part.num_rows for part in rows()) else []
+            )
+        else:
+            all_rows = pa.concat_tables(rows(), promote_options="permissive")
+            groups = [([group], of) for group, of in self.partitions(all_rows)]
+        files = [self.write(group, of) for group, of in groups]
+        facts = changed(rows, self.written(files), self.schema)
+        if facts is not None:
+            for file in files:
+                self.io.delete(file.file_path)
+            raise RowsDifferError(facts)
+        return files
 
     def written(self, files: Iterable[DataFile]) -> Callable[[], Iterator[Any]]:
         listed = list(files)

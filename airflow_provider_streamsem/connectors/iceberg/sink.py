@@ -28,7 +28,8 @@ from airflow_provider_streamsem.connectors.iceberg import files as iceberg_files
 from airflow_provider_streamsem.connectors.iceberg import partitions
 from airflow_provider_streamsem.connectors.iceberg.catalog import is_transient
 from airflow_provider_streamsem.connectors.iceberg.partitions import Partition, of_table, spec_of
-from airflow_provider_streamsem.connectors.sink import SinkCommit, SinkMarker, TableRewrite
+from airflow_provider_streamsem.connectors.predicate import Predicate
+from airflow_provider_streamsem.connectors.sink import SinkCommit, SinkMarker, TableErasure, TableRewrite
 from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
 from airflow_provider_streamsem.connectors.staged_parquet.table_sink import (
     RESTORE_TABLE,
@@ -63,6 +64,7 @@ _ROLLED_BACK = (
 _EQUALITY_DELETES = "the Iceberg table has equality deletes, as Flink writes them, and pyiceberg cannot plan its files"
 _DO_COMPACT = "compact the table, for example with Spark's procedure rewrite_data_files and delete-file-threshold 1; then run again."
 _DO_REWRITE = "compact the table with another engine, for example with Spark's procedure rewrite_data_files."
+_DO_DELETE = "delete the rows with DELETE of another engine, such as Spark."
 _NEW_TABLE = {
     "commit.manifest-merge.enabled": "true",  # otherwise each version adds a manifest that readers must open
     "write.metadata.delete-after-commit.enabled": "true",  # keeps the newest hundred metadata files
@@ -255,37 +257,52 @@ class IcebergSink(TableSink[_Handle]):
             from airflow_provider_streamsem.connectors.iceberg.compact import Compaction
 
             compaction = Compaction(
-                load=lambda: self._compactable(catalog),
+                load=lambda: self._rewritable(catalog, "compaction", _DO_REWRITE),
                 target_file_bytes=target_file_bytes,
                 max_bytes=max_bytes,
                 before_commit=before_commit,
             )
             return compaction.preview() if dry_run else compaction.run()
 
-    def _compactable(self, catalog: Catalog) -> Table:
+    def erase_rows(self, predicate: Predicate, *, dry_run: bool) -> TableErasure | None:
+        """Erase the rows in one snapshot."""
+        with self._opened() as catalog:
+            if self._read(catalog, refusal=InvalidError) is None:
+                return None
+            from airflow_provider_streamsem.connectors.iceberg.erase import erase
+
+            return erase(lambda: self._rewritable(catalog, "erasure", _DO_DELETE), predicate, dry_run=dry_run)
+
+    def _rewritable(self, catalog: Catalog, work: str, advice: str) -> Table:
         table = self._read(catalog, refusal=InvalidError)
         if table is None:
             raise InvalidError(
-                "the Iceberg table is missing: it was deleted or renamed during the compaction", table=self.table
+                f"the Iceberg table is missing: it was deleted or renamed during the {work}", table=self.table
             ).advising(RESTORE_TABLE)
         problems = iceberg_columns.unwritable(table.metadata, expires=False)
         if problems:
             summary = (
-                "the Iceberg table has requirements for writers that a compaction does not satisfy; nothing was written"
+                f"the Iceberg table has requirements for writers that the {work} does not satisfy; nothing was written"
             )
-            raise InvalidError(summary, table=self.table, requires=problems).advising(_DO_REWRITE)
+            raise InvalidError(summary, table=self.table, requires=problems).advising(advice)
         try:
             iceberg_files.check_writable(table)
             iceberg_columns.check_names(table.metadata)
         except DataError as error:
             summary = "the files of the Iceberg table cannot be rewritten by pyiceberg; nothing was written"
             raise InvalidError(summary, **{"table": self.table, "problem": error.summary, **error.fields}).advising(
-                _DO_REWRITE
+                advice
             ) from error
         if iceberg_files.has_equality_deletes(table):
             summary = f"{_EQUALITY_DELETES}; nothing was written"
             raise InvalidError(summary, table=self.table, requires=["equality deletes"]).advising(_DO_COMPACT)
         return table
+
+    def copies_of_erased(self) -> tuple[str, ...]:
+        return (
+            f"earlier snapshots of the Iceberg table {self.table}: run expire_snapshots, then remove_orphan_files, in Spark",
+            *TableSink.copies_of_erased(self),
+        )
 
     def stats(self, parquet: Any) -> str:
         """Return a file's metrics by column path; ``""`` if the rows are written again, with metrics of the new files."""

@@ -227,6 +227,11 @@ class KafkaSink(TransactionalSink[_Handle]):
         settings = settings_of(self.conn_id, self.bootstrap_servers)
         return authentication.warnings("sink kafka", self.conn_id, settings)
 
+    def copies_of_erased(self) -> tuple[str, ...]:
+        return (
+            f"the topic {self.topic}: its retention deletes the records, or compaction, if the key is written again without a value",
+        )
+
     def marker(self, pipeline_uuid: str, sink: str) -> SinkMarker | None:
         return self._control().marker(f"{pipeline_uuid}/{sink}", within_s=self.transaction_timeout_s)
 

@@ -18,13 +18,15 @@ from airflow_provider_streamsem import arguments
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK
 from airflow_provider_streamsem.connectors.changes import START, UNCHANGED, Changes
 from airflow_provider_streamsem.connectors.contract import Contract
-from airflow_provider_streamsem.connectors.sink import SinkCommit, SinkMarker
+from airflow_provider_streamsem.connectors.predicate import Predicate
+from airflow_provider_streamsem.connectors.sink import SinkCommit, SinkMarker, TableErasure
 from airflow_provider_streamsem.connectors.sql import changes as sql_changes
 from airflow_provider_streamsem.connectors.sql import columns as sql_columns
 from airflow_provider_streamsem.connectors.sql import database, postgres_copy
 from airflow_provider_streamsem.connectors.sql import rows as sql_rows
 from airflow_provider_streamsem.connectors.sql import values as sql_values
 from airflow_provider_streamsem.connectors.sql.columns import Target
+from airflow_provider_streamsem.connectors.sql.erase import erase
 from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
 from airflow_provider_streamsem.connectors.staged_parquet.sink import StagedSink, record_batches
 from airflow_provider_streamsem.connectors.staged_parquet.transactions import Failure, TransactionalSink
@@ -324,6 +326,17 @@ class JdbcSink(TransactionalSink[_Handle]):
             ).advising(
                 "use a driver that reports the number of changed rows, and a database that enforces primary keys; then run again."
             )
+
+    @property
+    def erases_rows(self) -> bool:
+        return True
+
+    def erase_rows(self, predicate: Predicate, *, dry_run: bool) -> TableErasure | None:
+        """Erase the rows in one transaction."""
+        return erase(self._connected, self.table, predicate, dry_run=dry_run)
+
+    def copies_of_erased(self) -> tuple[str, ...]:
+        return (f"backups, replicas and the transaction log of the database of the table {self.table}",)
 
     def stats(self, parquet: Any) -> str:
         """Return the names of the columns with nulls as a JSON list; ``""`` if the footer shows none."""

@@ -243,6 +243,18 @@ class TableSink(TransactionalSink[H]):
         return not self.rewrites
 
     @property
+    def erases_rows(self) -> bool:
+        """The table of ``engine="spark"`` may have features that the libraries of table formats do not support."""
+        return self.engine != "spark"
+
+    def copies_of_erased(self) -> tuple[str, ...]:
+        if self.erases_rows:
+            return ()
+        return (
+            f"the {self.table_format} table {self.table_name}: delete the rows with DELETE of Spark, because the sink has engine='spark'",
+        )
+
+    @property
     def reasons(self) -> tuple[str, ...]:
         reasons: tuple[str, ...] = (
             self.once.format(

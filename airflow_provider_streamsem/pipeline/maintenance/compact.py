@@ -5,19 +5,19 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 
 from airflow_provider_streamsem import registry, telemetry
 from airflow_provider_streamsem.arguments import text
 from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
-from airflow_provider_streamsem.engine import Engine, RewriteJob
+from airflow_provider_streamsem.engine import Engine
 from airflow_provider_streamsem.errors import (
-    DataError,
     HeldVersionError,
     InvalidError,
     OpenVersionError,
-    StreamsemError,
 )
 from airflow_provider_streamsem.pipeline.maintenance.idle import idle_head
+from airflow_provider_streamsem.pipeline.maintenance.staged_version import Attempt, commit_staged
 from airflow_provider_streamsem.pipeline.spec.binding import (
     BoundPipeline,
     bind_existing,
@@ -26,15 +26,8 @@ from airflow_provider_streamsem.pipeline.spec.binding import (
 )
 from airflow_provider_streamsem.pipeline.spec.location import with_log_location
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
-from airflow_provider_streamsem.pipeline.versions.commit import (
-    abort_outcome,
-    close,
-    commit_outcome,
-    plan_maintenance,
-)
 from airflow_provider_streamsem.protocol.entries import (
     DataFile,
-    Quarantine,
     SegmentFile,
     StagedManifest,
 )
@@ -135,7 +128,7 @@ def _possible(pipeline: Pipeline, log: CommitLog, names: Sequence[str], sizes: _
     head = read_head(pipeline, log)
     view, oldest = log.view(version=head.closed), head.oldest_readable
     return [
-        _rewrite(name, _commits(view, name, chosen), chosen)
+        _rewrite(name, commits_of_files(view, name, chosen), chosen)
         for name in names
         for chosen in sizes.choose(pipeline, name, view, oldest)
     ]
@@ -276,11 +269,17 @@ def _bytes(files: Sequence[SegmentFile]) -> int:
     return sum(file.file.bytes for file in files)
 
 
-def _commits(view: LogView, name: str, chosen: Sequence[SegmentFile]) -> tuple[int, ...]:
+def commits_of_files(view: LogView, name: str, chosen: Sequence[SegmentFile]) -> tuple[int, ...]:
     """Return the commits whose rows are in some visible files. A file of a rewrite has the rows of several commits."""
     rewritten = {each.version: each.commits for each in view.rewrites if each.sink == name}
     versions = {file.version for file in chosen}
     return tuple(sorted({commit for version in versions for commit in rewritten.get(version, (version,))}))
+
+
+def erased_rows(view: LogView, name: str, chosen: Sequence[SegmentFile]) -> int:
+    """Return the number of rows of the commits of some visible files that earlier versions have erased."""
+    versions = {file.version for file in chosen}
+    return sum(each.erased for each in view.rewrites if each.sink == name and each.version in versions)
 
 
 def _rewrite(name: str, commits: Sequence[int], chosen: Sequence[SegmentFile]) -> Compacted:
@@ -307,46 +306,25 @@ class _Compaction:
                 return
             view = self._log.view(version=head.closed)
             possible = self._sizes.choose(self._bound.pipeline, self._name, view, head.oldest_readable)
-            with_commits = ((_commits(view, self._name, files), files) for files in possible)
+            with_commits = ((commits_of_files(view, self._name, files), files) for files in possible)
             commits, chosen = next(
                 ((commits, files) for commits, files in with_commits if not done & {*commits}), ((), [])
             )
             if not chosen:
                 return
             done |= {*commits}
-            yield self._commit(head, _rewrite(self._name, commits, chosen), commits, [file.file for file in chosen])
+            wanted, erased = _rewrite(self._name, commits, chosen), erased_rows(view, self._name, chosen)
+            work = Rewrite(sink=self._name, commits=commits, rows=wanted.rows + erased, erased=erased)
+            yield self._commit(head, wanted, work, [file.file for file in chosen])
 
-    def _commit(
-        self, head: ClosedHead, wanted: Compacted, commits: tuple[int, ...], files: list[DataFile]
-    ) -> Compacted:
-        log, work = self._log, Rewrite(sink=self._name, commits=commits, rows=wanted.rows)
-        plan = plan_maintenance(log, head, work, run_key=f"rewrite:{self._name}")
-        stored = log.put_plan(head, plan).own
-        if stored is None:
-            raise _lost_error(plan.version)
-        logger.info("version %d: rewriting %d files of sink %s", plan.version, len(files), self._name)
-        try:
-            manifest = self._stage(stored, work, files)
-        except Exception as error:
-            # If another process has closed the version, vacuum may have deleted files and caused the error (W21). Or the result of storing the manifest was
-            # unknown, and that process has committed the attempt.
-            current = log.read_head(plan.version)
-            outcome = current.outcome if isinstance(current, ClosedHead) else None
-            if outcome is None:
-                if isinstance(error, StreamsemError):
-                    self._abort(stored, error)
-                raise
-            if not outcome.rewrites:
-                raise _lost_error(plan.version) from error
-        else:
-            _, outcome = close(log, stored, commit_outcome(log, stored, manifest))
-            if not outcome.rewrites:
-                raise _lost_error(plan.version)
+    def _commit(self, head: ClosedHead, wanted: Compacted, work: Rewrite, files: list[DataFile]) -> Compacted:
+        run_key, stage = f"rewrite:{self._name}", partial(self._stage, work=work, files=files)
+        outcome = commit_staged(self._bound, head, work, run_key=run_key, stage=stage)
         output = outcome.rewrites[0].output
         new_bytes = sum(file.bytes for file in output.files)
         logger.info(
             "version %d: %d rows of %d commits moved from %d files (%d bytes) into %d (%d bytes); their number and hash are equal",
-            plan.version,
+            outcome.version,
             wanted.rows,
             wanted.commits,
             wanted.files,
@@ -354,60 +332,10 @@ class _Compaction:
             len(output.files),
             new_bytes,
         )
-        return replace(wanted, version=plan.version, new_files=len(output.files), new_bytes=new_bytes)
+        return replace(wanted, version=outcome.version, new_files=len(output.files), new_bytes=new_bytes)
 
     def _stage(self, head: OpenHead, work: Rewrite, files: list[DataFile]) -> StagedManifest:
-        """Compare the rows of the new files with those of the old ones, and store the manifest (W18, W41)."""
-        log, plan = self._log, head.plan
-        attempt_id, started_ms = log.clock.new_id(), log.clock.now_ms()
-        # The columns of the newest of these commits. A later version may have columns that a rollback removes.
-        schema = log.closed_outcome(work.commits[-1]).schemas[self._name]
-        job = RewriteJob(
-            sink=self._bound.pipeline.sinks[self._name],
-            files=files,
-            schema=schema,
-            version=plan.version,
-            attempt_id=attempt_id,
-            target_file_bytes=self._sizes.target,
-        )
-        with telemetry.phase("stage", version=plan.version, attempt_id=attempt_id):
-            result = self._engine.rewrite(job, log)
-        rows = sum(file.rows for file in files)
-        if result.before != result.after or not result.before.rows == rows == result.output.rows:
-            raise DataError(
-                "the rows of the new files differ from those of the files that were rewritten; the new files are not visible",
-                version=plan.version,
-                sink=self._name,
-                rows_in_log=rows,
-                rows_read=result.before.rows,
-                rows_written=result.after.rows,
-            ).advising("run `streamsem verify`. If it finds no violation, run `streamsem doctor-spark`.")
-        manifest = StagedManifest(
-            version=plan.version,
-            attempt_id=attempt_id,
-            plan=head.plan_sha,
-            spec=plan.spec,
-            transform=plan.transform,
-            sinks={self._name: result.output},
-            schemas={},
-            quarantine=Quarantine(),
-            counts={},
-            staged_ms=log.clock.now_ms() - started_ms,
-            nonce=log.clock.new_id(),
-        )
-        log.put_staged(manifest)
-        return manifest
-
-    def _abort(self, head: OpenHead, error: StreamsemError) -> None:
-        """Abort the rewrite that could not be staged. If this fails, the next run, or the next compaction, aborts it."""
-        try:
-            reason = f"the rewrite could not be staged: {type(error).__name__}: {error.summary}"
-            initial_state = self._bound.record.initial_state
-            close(self._log, head, abort_outcome(self._log, head, reason=reason, initial_state=initial_state))
-        except StreamsemError as failure:
-            logger.warning("the rewrite stays open until the next run: %s", failure)
-
-
-def _lost_error(version: int) -> OpenVersionError:
-    summary = "another writer created the next version or aborted the rewrite, so the rewrite was not committed"
-    return OpenVersionError(summary, version=version)
+        attempt = Attempt(self._bound, self._engine, head)
+        target = self._sizes.target
+        output = attempt.rewritten(self._name, work.commits, files, target_file_bytes=target)
+        return attempt.staged({self._name: output})

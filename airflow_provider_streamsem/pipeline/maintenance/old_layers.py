@@ -20,7 +20,8 @@ def unneeded_layers(log: CommitLog, newest: Outcome, begin: int, oldest: int) ->
     Yield the attempts of versions below ``oldest`` whose layers no run needs: the states that a run may still load do not name them.
 
     The next batch loads the state of the head. A rollback returns to version ``oldest`` or a later one, and a run reprocesses batches from ``oldest`` on, with
-    the state before them (W44). Each of these states has layers of the state before ``oldest``, of a rollback since then, or of a version since then.
+    the state before them (W44). Each of these states has layers of the state before the first of these batches, of a rollback since then, or of a version since
+    then.
 
     :param begin: an earlier vacuum has deleted what was unneeded at this version
     """
@@ -40,7 +41,11 @@ def _named(log: CommitLog, newest: Outcome, oldest: int) -> set[Attempt]:
     """Return the attempts whose layers the state before a version, and the states to which later rollbacks returned, name."""
     kept = log.remaining_versions(newest)
     rollbacks = [versions.start for versions in kept[1:] if versions.start >= oldest]
-    outcomes = [log.outcome(version) for version in (oldest - 1, *rollbacks)]
+    first = log.outcome(oldest)
+    before = (
+        oldest - 1 if first is None or first.has_rows else oldest
+    )  # an erasure has fewer tombstones than the version before it
+    outcomes = [log.outcome(version) for version in (before, *rollbacks)]
     return {attempt for outcome in outcomes if outcome is not None for attempt in _attempts(outcome.state)}
 
 

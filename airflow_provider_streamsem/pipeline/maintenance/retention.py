@@ -16,6 +16,7 @@ from airflow_provider_streamsem.pipeline.spec.binding import BoundPipeline
 from airflow_provider_streamsem.pipeline.versions.closing_times import first_closed_after
 from airflow_provider_streamsem.pipeline.versions.commit import commit, plan_maintenance
 from airflow_provider_streamsem.protocol.entries import Outcome, SegmentRewrite
+from airflow_provider_streamsem.protocol.kinds.erase import Erase
 from airflow_provider_streamsem.protocol.kinds.expire import Expire
 from airflow_provider_streamsem.protocol.kinds.rewrite import Rewrite
 from airflow_provider_streamsem.protocol.view import Head
@@ -57,11 +58,22 @@ def expire(bound: BoundPipeline, oldest: int) -> Outcome:
 
 
 def new_rewrites(log: CommitLog, newest: Outcome, begin: int, end: int) -> list[SegmentRewrite]:
-    """Return the rewrites of versions in ``(begin, end]`` that apply at the newest version. Readers find the rows of their commits only in their files."""
+    """
+    Return the rewrites of versions in ``(begin, end]`` that apply at the newest version. Readers find the rows of their commits only in their files.
+
+    If a later rewrite has the rows of an erasure, the erasure is returned, too: it was bound from its commit on, so the later one is bound, and no reader needs
+    the files of the commits again (W45). Without the erasure, the files with the erased rows would stay until the version of the later rewrite expires.
+    """
     if Rewrite.kind not in newest.newest or end <= begin:
         return []
     found = log.view(version=newest.version, outcomes_from=begin).rewrites
-    return [rewrite for rewrite in found if begin < rewrite.version <= end]
+    erasures = {version for version, _ in log.commits_of(Erase, newest, after=begin) if version <= end}
+    applied = {rewrite.version for rewrite in found}
+    superseded = log.view(version=end).rewrites if erasures - applied else ()
+    return [
+        *(rewrite for rewrite in found if begin < rewrite.version <= end),
+        *(rewrite for rewrite in superseded if rewrite.version in erasures - applied),
+    ]
 
 
 def unneeded_attempts(
@@ -105,6 +117,6 @@ def _superseded_commits(log: CommitLog, begin: int, end: int) -> Iterator[Outcom
 def _superseded_rewrites(log: CommitLog, newest: Outcome, begin: int, end: int) -> Iterator[tuple[Outcome, None]]:
     """Yield the rewrites that do not apply at version ``end``, unless they did not apply at ``begin`` already. They apply at no later version (R8)."""
     before, now = ({each.version for each in log.view(version=version).rewrites} for version in (begin, end))
-    later = {version for version, _ in log.commits_of(Rewrite, newest, after=begin) if version <= end}
+    later = {rewrite.version for rewrite in log.rewrites_of(newest, after=begin) if rewrite.version <= end}
     for version in sorted((before | later) - now):
         yield log.closed_outcome(version), None

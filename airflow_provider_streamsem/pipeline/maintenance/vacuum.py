@@ -30,6 +30,7 @@ from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Outcome, PipelineRecord, SegmentRewrite
 from airflow_provider_streamsem.protocol.kinds.alter import Alter
+from airflow_provider_streamsem.protocol.kinds.erase import Erase
 from airflow_provider_streamsem.protocol.view import Head
 from airflow_provider_streamsem.state import files as state_files
 from airflow_provider_streamsem.state.layers import STATE, files_of_layers
@@ -119,6 +120,8 @@ def vacuum(
     deletion = _Deletion(log, dry_run=dry_run)
     inspected_from = _delete_losing(pipeline, record, head, locations, deletion, all_versions=all_versions)
     for stat in _unneeded_state(pipeline, log, record, head.closed):
+        deletion.object(stat)
+    for stat in _erased_quarantine(log, head):
         deletion.object(stat)
     if not dry_run:
         _record_inspected(log, _first_late(log, inspected_from, _end(head)))
@@ -323,6 +326,20 @@ def _unneeded_state(pipeline: Pipeline, log: CommitLog, record: PipelineRecord, 
     # the outcome of the alter exists, so every listed file of a later state is found here.
     if not _is_state_dropped_after(log, first or 0):
         yield from files
+
+
+def _erased_quarantine(log: CommitLog, head: Head) -> Iterator[ObjectStat]:
+    """Yield the objects with quarantined records whose place others have taken, because an erasure has erased some of the records (V10)."""
+    left = log.erased_quarantine(head.outcome)
+    if not left:
+        return
+    needed = {key for quarantine in left.values() for key in quarantine.keys}
+    for version in {*left, *(version for version, _ in log.commits_of(Erase, head.outcome))}:
+        outcome = log.outcome(version)
+        own = set() if outcome is None or version in left else {*outcome.quarantine.keys}
+        for stat in log.retrying.list(keys.quarantined(version)):
+            if stat.key not in needed | own:
+                yield stat
 
 
 def _is_state_dropped_after(log: CommitLog, version: int) -> bool:

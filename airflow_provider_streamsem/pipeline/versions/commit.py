@@ -10,6 +10,7 @@ from typing import Any
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.connectors.files import layers
 from airflow_provider_streamsem.errors import HeldVersionError, OpenVersionError, StoreRefusedError, UnavailableError
 from airflow_provider_streamsem.pipeline.spec.binding import BoundPipeline
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
@@ -97,6 +98,8 @@ def commit_outcome(log: CommitLog, head: OpenHead, staged: StagedManifest | None
     """
     work, before = head.plan.work, head.outcome
     base = before if work.based_on is None else log.closed_outcome(work.based_on)
+    if staged is not None:
+        work = work.staged(staged)
     state = None if base is None else work.state_after(base.state)
     changes: dict[str, Any] = {
         "schemas": {} if base is None else work.schemas_after(base.schemas),
@@ -104,7 +107,6 @@ def commit_outcome(log: CommitLog, head: OpenHead, staged: StagedManifest | None
         "publish": work.publish,
     }
     if staged is not None:
-        work = work.staged(staged)
         changes |= {"attempt_id": staged.attempt_id, "staged_ms": staged.staged_ms}
     if staged is not None and work.has_rows:
         state = staged.state
@@ -172,7 +174,9 @@ def outcome_without_records(bound: BoundPipeline, head: OpenHead) -> Outcome | N
         return commit_outcome(log, head)
     for manifest in log.find_staged(head):
         if plan.work.is_staged_by(manifest) and has_all_files(bound.pipeline, manifest):
-            return commit_outcome(log, head, manifest)
+            outcome = commit_outcome(log, head, manifest)
+            if layers.is_complete(log.store.url, outcome.state):
+                return outcome
     reason = f"another writer found the {plan.work.name} open, and no attempt was complete"
     logger.warning("version %d is closed as an abort: %s", plan.version, reason)
     return abort_outcome(log, head, reason=reason, initial_state=bound.record.initial_state)

@@ -26,7 +26,7 @@ class Alter(Kind):
     color = "cyan.solid"
     invariant = "I22"
     uses_spec = True
-    is_chained = True
+    chains = ("alter",)
     changes_fields = True
     offsets: Offsets = field(default_factory=dict)
     state: tuple[str, ...] = ()

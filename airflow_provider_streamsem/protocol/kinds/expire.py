@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from airflow_provider_streamsem.protocol.entries import Kind, Outcome, Plan
@@ -24,8 +25,8 @@ class Expire(Kind):
     is_announced = False
     oldest: int
 
-    def newest(self, version: int) -> int | None:
-        return self.oldest
+    def newest(self, version: int) -> Mapping[str, int]:
+        return {self.kind: self.oldest}
 
     def describe(self) -> str:
         return f"expiry of the versions below {self.oldest}"

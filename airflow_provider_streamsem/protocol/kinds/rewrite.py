@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Protocol
 
 from airflow_provider_streamsem.protocol.entries import (
     SPARSE,
@@ -23,8 +24,9 @@ class Rewrite(Kind):
 
     :param sink: the sink whose files it rewrites
     :param commits: versions in ascending order
-    :param rows: the number of rows that their files have in total
-    :param output: the new files, with the same rows; ``None`` in a plan
+    :param rows: the number of rows that these commits wrote
+    :param erased: the number of these rows that earlier versions have erased
+    :param output: the new files, with the rows that were not erased; ``None`` in a plan
     """
 
     kind = "rewrite"
@@ -34,16 +36,24 @@ class Rewrite(Kind):
     invariant = "I23"
     stages = True
     is_announced = False
-    is_chained = True
+    chains = ("rewrite",)
     sink: str
     commits: tuple[int, ...]
     rows: int
+    erased: int = field(default=0, metadata=SPARSE)
     output: Committable | None = field(default=None, metadata=SPARSE)
 
     def rewrites(self, version: int) -> tuple[SegmentRewrite, ...]:
         assert self.output is not None  # see check_outcome
         return (
-            SegmentRewrite(version=version, sink=self.sink, commits=self.commits, rows=self.rows, output=self.output),
+            SegmentRewrite(
+                version=version,
+                sink=self.sink,
+                commits=self.commits,
+                rows=self.rows,
+                output=self.output,
+                erased=self.erased,
+            ),
         )
 
     def is_staged_by(self, manifest: StagedManifest) -> bool:
@@ -81,13 +91,27 @@ class Rewrite(Kind):
             raise self.damaged("the files of a rewrite have another number of rows than its plan", plan.version)
 
 
-def names_earlier_commits(rewrite: Rewrite | SegmentRewrite, version: int) -> bool:
+class StoredRows(Protocol):
+    """Rows of earlier commits of a sink that a version stores in new files."""
+
+    @property
+    def commits(self) -> tuple[int, ...]: ...
+    @property
+    def rows(self) -> int: ...
+    @property
+    def erased(self) -> int: ...
+    @property
+    def output(self) -> Committable | None: ...
+
+
+def names_earlier_commits(rewrite: StoredRows, version: int) -> bool:
     """Return whether a rewrite names versions before its own, each once and in ascending order (I23)."""
     commits = rewrite.commits
     return bool(commits) and [*commits] == sorted({*commits}) and commits[0] >= 0 and commits[-1] < version
 
 
-def has_its_rows(rewrite: Rewrite | SegmentRewrite) -> bool:
-    """Return whether a committed rewrite has files with as many rows as it names (I23)."""
+def has_its_rows(rewrite: StoredRows) -> bool:
+    """Return whether a committed rewrite has files with as many rows as it names, without those that were erased (I23)."""
     output = rewrite.output
-    return output is not None and rewrite.rows == output.rows == sum(file.rows for file in output.files)
+    left = rewrite.rows - rewrite.erased
+    return output is not None and rewrite.erased >= 0 and left == output.rows == sum(file.rows for file in output.files)

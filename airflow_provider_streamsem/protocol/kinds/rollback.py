@@ -26,7 +26,7 @@ class Rollback(Kind):
     label = "rollback"
     color = "purple.solid"
     invariant = "I21"
-    is_chained = True
+    chains = ("rollback",)
     to: int
     next: Offsets
     counts: Mapping[str, int]

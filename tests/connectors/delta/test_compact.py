@@ -409,7 +409,7 @@ def test_file_with_dates_that_arrow_would_change_is_refused(tmp_path: Path) -> N
     path = str(tmp_path / "table")
     add_file(path, pyarrow.array([-(10**16)], pyarrow.timestamp("us", "UTC")), is_int96=True)
     for dry_run in (True, False):
-        with pytest.raises(InvalidError, match="dates or times that a compaction would change"):
+        with pytest.raises(InvalidError, match="dates or times that the compaction would change"):
             DeltaSink(path).compact_table(
                 target_file_bytes=TARGET, max_bytes=TARGET, dry_run=dry_run, before_commit=lambda: None
             )

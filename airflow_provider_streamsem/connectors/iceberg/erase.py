@@ -1,0 +1,129 @@
+"""
+Erases rows of an Iceberg table: writes the other rows of the files that have them to new files, and replaces the files in one snapshot. Imports pyiceberg, so
+only the sink imports this module, when it erases.
+
+The catalog accepts the commit only if the branch ``main`` has not moved since the table was read. Otherwise the new files are deleted, and the work starts
+again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.compute as pc
+from pyiceberg.manifest import DataFile
+from pyiceberg.table import FileScanTask, Table
+
+from airflow_provider_streamsem.clock import doubling, tries
+from airflow_provider_streamsem.connectors.data_files.rewrite import RowsDifferError
+from airflow_provider_streamsem.connectors.iceberg.replace import NewFiles, commit_once, is_read_correctly, translated
+from airflow_provider_streamsem.connectors.iceberg.rewrite import RewrittenTable
+from airflow_provider_streamsem.connectors.predicate import Predicate
+from airflow_provider_streamsem.connectors.sink import TableErasure
+from airflow_provider_streamsem.errors import DataError, InvalidError, UnavailableError
+
+ERASURE = "streamsem.erasure"
+"""Property of a snapshot that erases. Its value is the id of the erasure."""
+_DIRECTORY = "erased"
+_READERS = 16
+_COMMITS = 6
+_FIRST_WAIT_S = 0.04
+
+Selected = tuple[FileScanTask, int]
+"""A file with selected rows, and their number."""
+
+
+def erase(load: Callable[[], Table], predicate: Predicate, *, dry_run: bool) -> TableErasure | None:
+    """
+    Erase the selected rows of a table, as :meth:`PublishingSink.erase_rows` describes.
+
+    :param load: loads the table, and refuses one that cannot be rewritten
+    """
+    table = load()
+    for _ in tries(doubling(_FIRST_WAIT_S, _COMMITS - 1)):
+        with translated(table, "DELETE"):
+            found = _selected(table, predicate)
+            if found is None:
+                return None
+            rows = sum(count for _, count in found)
+            if dry_run or not found:
+                return TableErasure(rows=rows, files=len(found))
+            snapshot = _commit(load, table, found, predicate)
+            if snapshot is not None:
+                return TableErasure(rows=rows, files=len(found), table_version=str(snapshot))
+        table = load()
+    summary = "other writers committed to the Iceberg table before each commit of the erasure, which was not committed; no row was changed"
+    raise UnavailableError(summary, table=".".join(table.name()), tries=_COMMITS).advising(
+        "repeat the command. In a DAG, set `retries`."
+    )
+
+
+def _selected(table: Table, predicate: Predicate) -> list[Selected] | None:
+    """Return the files with selected rows; ``None`` if the table does not have the columns of the predicate."""
+    rewritten, name = RewrittenTable(table.metadata, table.io, _DIRECTORY), ".".join(table.name())
+    if not {*predicate.columns} <= {*rewritten.schema.names}:
+        return None
+    predicate.selected(rewritten.schema.empty_table(), name)  # checks the types, even if there is no file
+
+    def count(task: FileScanTask) -> int:
+        parts = (_with_columns(rewritten, part, predicate.columns) for part in rewritten.rows(task, predicate.columns))
+        return sum(pc.sum(predicate.selected(part, name)).as_py() or 0 for part in parts)
+
+    tasks = [*table.scan().plan_files()]
+    with ThreadPoolExecutor(_READERS) as pool:
+        found = [(task, rows) for task, rows in zip(tasks, pool.map(count, tasks), strict=True) if rows]
+    misread = [task.file.file_path for task, _ in found if not is_read_correctly(table, task)]
+    if misread:
+        summary = (
+            "a file of the Iceberg table contains dates or times that the erasure would change; nothing was erased"
+        )
+        raise InvalidError(summary, table=name, file=misread[0]).advising("delete the rows with DELETE of Spark.")
+    return found
+
+
+def _with_columns(rewritten: RewrittenTable, part: Any, columns: Sequence[str]) -> Any:
+    """Add the columns that a file lacks. Their values are null."""
+    for name in columns:
+        if name not in part.schema.names:
+            part = part.append_column(name, pa.nulls(part.num_rows, rewritten.schema.field(name).type))
+    return part
+
+
+def _commit(load: Callable[[], Table], table: Table, found: Sequence[Selected], predicate: Predicate) -> int | None:
+    """Return the id of the snapshot; ``None`` if another writer has committed before."""
+    new = NewFiles(table)
+    removed = [task.file for task, _ in found]
+    try:
+        for task, rows in found:
+            new.files += _written(table, task, rows, predicate)
+        snapshot = commit_once(
+            load, table, lambda commit: commit.add_snapshot(new.files, removed, {ERASURE: new.id}), new, ERASURE
+        )
+    except Exception:
+        new.delete()
+        raise
+    if snapshot is None:
+        new.delete()
+    return snapshot
+
+
+def _written(table: Table, task: FileScanTask, erased: int, predicate: Predicate) -> list[DataFile]:
+    """Write the rows of a file that are not selected. Returns no file if all are selected."""
+    rewritten, name = RewrittenTable(table.metadata, table.io, _DIRECTORY), ".".join(table.name())
+    has_own_spec = task.file.spec_id == table.metadata.default_spec_id
+
+    def kept() -> Iterator[Any]:
+        for part in rewritten.rows(task):
+            known = _with_columns(rewritten, part, predicate.columns)
+            yield part.filter(pc.invert(predicate.selected(known, name)))
+
+    try:
+        return rewritten.write_compared(kept, task.file.partition if has_own_spec else None)
+    except RowsDifferError as error:
+        summary = "the rows of the new files differ from those to keep; the Iceberg table was not changed"
+        raise DataError(summary, table=name, **error.facts).advising(
+            "check the files of the table with another engine, and delete the rows with DELETE of it."
+        ) from error

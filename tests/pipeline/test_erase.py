@@ -1,0 +1,368 @@
+"""Tests of erasures: no version that can be read, and no object, has an erased row again, and no other row changes."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from airflow_provider_streamsem import Limits, Pipeline, PipelineSource, alter, rollback
+from airflow_provider_streamsem.errors import (
+    ConflictError,
+    DataError,
+    InvalidError,
+    OpenVersionError,
+    StreamsemError,
+)
+from airflow_provider_streamsem.pipeline.maintenance.erase import Erased, erase
+from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
+from airflow_provider_streamsem.pipeline.run.review import stage_reprocessing
+from airflow_provider_streamsem.readers.files import open_log
+from airflow_provider_streamsem.stores.contract import Store
+from airflow_provider_streamsem.stores.local import LocalStore
+from airflow_provider_streamsem.testing.rows import RowsEngine
+from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
+from tests.pipeline.compactions import altered, compacted, prepared, rows
+from tests.pipeline_fixture import PipelineFixture, PreparedFixture
+
+IDS = (4, 9, 10)
+WHERE = "id IN (4, 9, 10)"
+
+
+@pytest.fixture
+def fixture(tmp_path: Path) -> PipelineFixture:
+    """Versions 0 to 3 have three rows each. The ids 4, 9 and 10 are in the versions 1 and 3."""
+    return prepared(tmp_path)
+
+
+def erased(
+    fixture: PipelineFixture,
+    where: str = WHERE,
+    *,
+    store: Store | None = None,
+    pipeline: Pipeline | None = None,
+    **named: Any,
+) -> Erased:
+    arguments: dict[str, Any] = {"engine": RowsEngine(), **named}
+    return erase(pipeline or fixture.pipeline(), where=where, log=fixture.log(store), **arguments)
+
+
+def left(fixture: PipelineFixture, ids: tuple[int, ...] = IDS) -> Counter[int]:
+    return fixture.expected - Counter(ids)
+
+
+def stored_ids(fixture: PipelineFixture) -> set[int]:
+    """Return the ids in all files of the dataset, visible or not."""
+    files = (path for path in (fixture.root / "out").rglob("*.json") if not path.name.startswith("_"))
+    return {json.loads(line)["id"] for path in files for line in path.read_text().splitlines()}
+
+
+def readable(fixture: PipelineFixture) -> Iterator[Counter[int]]:
+    """Yield the rows of each version that can be read."""
+    head = fixture.log().newest_head()
+    for version in range(head.oldest_readable, head.closed + 1):
+        yield rows(fixture, version=version)
+
+
+def check(fixture: PipelineFixture, ids: tuple[int, ...] = IDS) -> None:
+    """Check that no file has an erased row, that every other row is visible once, and that the log is clean."""
+    assert fixture.verdict().violations == []
+    assert rows(fixture) == left(fixture, ids)
+    assert not stored_ids(fixture) & {*ids}
+    for found in readable(fixture):
+        assert not found.keys() & {*ids}
+
+
+def test_rows_are_erased_from_every_version_that_can_be_read(fixture: PipelineFixture) -> None:
+    result = erased(fixture)
+    assert [(each.sink, each.rows, each.files) for each in result.sinks] == [("out", 3, 2)]
+    assert result.versions == (4,)
+    with pytest.raises(InvalidError, match="expired"):
+        fixture.opened().files(version=3)
+    fixture.run("rest", drain=True)
+    check(fixture)
+
+
+def test_versions_without_erased_rows_keep_their_files(fixture: PipelineFixture) -> None:
+    before = {file.version: file.path for file in fixture.opened().files()}
+    erased(fixture)
+    after = {file.version: file.path for file in fixture.opened().files()}
+    assert {*after} == {0, 2, 4}
+    assert (after[0], after[2]) == (before[0], before[2])
+
+
+def test_dry_run_writes_nothing(fixture: PipelineFixture) -> None:
+    before = sorted(stat.key for stat in fixture.store.list(""))
+    result = erased(fixture, dry_run=True)
+    assert [(each.sink, each.rows, each.files) for each in result.sinks] == [("out", 3, 2)]
+    assert result.versions == ()
+    assert sorted(stat.key for stat in fixture.store.list("")) == before
+
+
+def test_repeated_erasure_commits_no_version(fixture: PipelineFixture) -> None:
+    erased(fixture)
+    assert erased(fixture).versions == ()
+    assert erased(fixture, "id = 1000").sinks == ()
+    fixture.run("rest", drain=True)
+    check(fixture)
+
+
+def test_all_rows_of_a_commit_are_erased(fixture: PipelineFixture) -> None:
+    erased(fixture, "id IN (3, 4, 5)")
+    fixture.run("rest", drain=True)
+    check(fixture, (3, 4, 5))
+
+
+def test_erasure_is_divided_into_versions_by_size(tmp_path: Path) -> None:
+    fixture = PipelineFixture(tmp_path, rows_per_file=3_000)
+    for number in range(4):
+        fixture.arrive(1)
+        fixture.run(f"r{number}")
+    ids = (1, 3_001, 6_001, 9_001)
+    size = max(file.bytes for file in fixture.opened().files())
+    result = erased(fixture, f"id IN {ids}", max_bytes=2 * max(size, 65_536 // 2))
+    assert result.versions == (4, 5)
+    assert [(each.rows, each.files) for each in result.sinks] == [(4, 4)]
+    check(fixture, ids)
+
+
+def test_later_erasure_erases_from_the_files_of_an_earlier_one(fixture: PipelineFixture) -> None:
+    erased(fixture, "id = 4")
+    result = erased(fixture, "id = 5")
+    assert [(each.rows, each.files) for each in result.sinks] == [(1, 1)]
+    erased(fixture, "id = 9")
+    fixture.run("rest", drain=True)
+    check(fixture, (4, 5, 9))
+
+
+@pytest.mark.parametrize("compacted_first", [True, False])
+def test_compaction_keeps_erased_rows_erased(fixture: PipelineFixture, compacted_first: bool) -> None:
+    if compacted_first:
+        compacted(fixture)
+    erased(fixture)
+    fixture.run("rest", drain=True)
+    compacted(fixture)
+    check(fixture)
+    erased(fixture, "id = 6")
+    check(fixture, (*IDS, 6))
+
+
+def test_versions_before_an_erasure_are_neither_rolled_back_to_nor_reprocessed(fixture: PipelineFixture) -> None:
+    erased(fixture)
+    fixture.run("rest")
+    with pytest.raises(InvalidError, match="expired"):
+        rollback(fixture.pipeline(), 3, log=fixture.log())
+    with pytest.raises(InvalidError, match="expired"):
+        fixture.run("again", reprocessed=1)
+    rollback(fixture.pipeline(), 4, log=fixture.log())
+    fixture.run("once more", drain=True)
+    check(fixture)
+
+
+def test_commit_without_erased_rows_can_be_reprocessed(fixture: PipelineFixture) -> None:
+    erased(fixture)
+    fixture.run("again", reprocessed=0)
+    fixture.run("rest", drain=True)
+    check(fixture)
+
+
+def test_rows_of_replaced_and_rolled_back_commits_are_deleted(fixture: PipelineFixture) -> None:
+    fixture.run("fix", reprocessed=1)
+    fixture.run("wrong")
+    rollback(fixture.pipeline(), 4, log=fixture.log())
+    assert 4 in stored_ids(fixture)
+    erased(fixture)
+    fixture.run("rest", drain=True)
+    check(fixture)
+
+
+def test_quarantined_records_that_contain_the_value_are_erased(tmp_path: Path) -> None:
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(2)
+    path = fixture.root / "in" / "00000.json"
+    with path.open("a") as file:
+        file.write('{"id": 4, broken\n{"id": 44, broken\n"text"\n')
+    fixture.arrive(1)
+    fixture.run("first", drain=True)
+    assert len([*fixture.opened().quarantined()]) == 3
+    result = erased(fixture)
+    assert (result.quarantined, len(result.versions)) == (1, 1)
+    assert [record["raw"] for record in fixture.opened().quarantined()] == ['{"id": 44, broken', '"text"']
+    assert not any(b'"id\\": 4,' in (fixture.store.read(stat.key) or b"") for stat in fixture.store.list(""))
+    assert fixture.verdict().violations == []
+    assert erased(fixture, "id = 44").quarantined == 1
+    assert [record["raw"] for record in fixture.opened().quarantined()] == ['"text"']
+    assert fixture.verdict().violations == []
+
+
+def test_no_object_of_the_log_contains_the_predicate(fixture: PipelineFixture) -> None:
+    result = erased(fixture, "id = 987654321")
+    assert not any("objects of the log" in sentence for sentence in result.left)
+    erased(fixture)
+    assert not any(b"987654321" in (fixture.store.read(stat.key) or b"") for stat in fixture.store.list(""))
+
+
+def test_downstream_pipeline_at_the_head_reads_the_other_rows_once(tmp_path: Path) -> None:
+    fixture = prepared(tmp_path, store=LocalStore(str(tmp_path / "log")))
+    downstream = PipelineFixture(tmp_path / "downstream")
+    pipeline = downstream.pipeline(
+        source=PipelineSource(log=fixture.store.url, sink="out", on_reprocess="reprocess"), limits=Limits()
+    )
+    downstream.run("first", pipeline=pipeline, drain=True)
+    erased(fixture)
+    fixture.run("rest", drain=True)
+    downstream.run("second", pipeline=pipeline, drain=True)
+    assert rows(downstream) == fixture.expected, "its own rows are erased by an erasure of its own"
+    downstream.ran = pipeline
+    erase(pipeline, where=WHERE, log=downstream.log(), engine=RowsEngine())
+    assert rows(downstream) == left(fixture)
+
+
+def test_new_downstream_pipeline_reads_no_erased_row(tmp_path: Path) -> None:
+    fixture = prepared(tmp_path, store=LocalStore(str(tmp_path / "log")))
+    erased(fixture)
+    fixture.run("rest", drain=True)
+    downstream = PipelineFixture(tmp_path / "downstream")
+    pipeline = downstream.pipeline(source=PipelineSource(log=fixture.store.url, sink="out"), limits=Limits())
+    downstream.run("first", pipeline=pipeline, drain=True)
+    assert rows(downstream) == left(fixture)
+
+
+@pytest.mark.parametrize(
+    "where", ["", "id", "id = 1.5", "id = 'a' OR id = 'b'", "id LIKE 'a%'", "id = 1; DROP TABLE x", "id IN ()", "1 = 1"]
+)
+def test_predicate_that_is_not_supported_erases_nothing(fixture: PipelineFixture, where: str) -> None:
+    with pytest.raises(InvalidError, match="where"):
+        erased(fixture, where)
+    assert fixture.opened().head == 3
+
+
+def test_erasure_is_refused_while_a_version_is_open_or_held(fixture: PipelineFixture) -> None:
+    fixture.dies("other")
+    with pytest.raises(OpenVersionError, match="no erasure was planned"):
+        erased(fixture)
+    fixture.run("rest", drain=True)
+    stage_reprocessing(fixture.pipeline(), 0, engine=RowsEngine(), log=fixture.log())
+    with pytest.raises(StreamsemError, match="held"):
+        erased(fixture)
+
+
+def killed(fixture: PipelineFixture, at: str) -> None:
+    """Erase in a process that is killed at a step."""
+
+    def die(step: str) -> None:
+        if step == at:
+            raise Crash
+
+    with suppress(Crash):
+        erased(fixture, engine=RowsEngine(die))
+        raise AssertionError("the process did not die")
+
+
+WRITERS: dict[str, Callable[[PipelineFixture], object]] = {
+    "run": lambda fixture: fixture.run("rest"),
+    "reprocessing run": lambda fixture: fixture.run("fix", reprocessed=1),
+    "alter": lambda fixture: alter(altered(fixture), log=fixture.log()),
+    "rollback": lambda fixture: rollback(fixture.pipeline(), 2, log=fixture.log()),
+    "compaction": compacted,
+    "erasure": erased,
+    "vacuum": lambda fixture: vacuum(fixture.pipeline(), keep_versions=1, keep_days=0, log=fixture.log()),
+}
+
+
+@pytest.mark.parametrize("writer", WRITERS)
+@pytest.mark.parametrize("at", ["write", "staged"])
+def test_writer_that_finds_an_open_erasure_closes_it(fixture: PipelineFixture, writer: str, at: str) -> None:
+    killed(fixture, at)
+    with suppress(InvalidError, OpenVersionError):
+        WRITERS[writer](fixture)
+    pipeline = altered(fixture) if writer == "alter" else None
+    fixture.run("after", drain=True, pipeline=pipeline)
+    erased(fixture, pipeline=pipeline)
+    check(fixture)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", [*Fault])
+def test_erasure_with_a_fault_at_any_request_is_repeated(tmp_path: Path, fault: Fault) -> None:
+    at, is_done, start = 0, False, PreparedFixture(_with_records(prepared(tmp_path)))
+    while not is_done:
+        fixture = start.restore()
+        store = FaultyStore(fixture.store, at, fault)
+        with suppress(Crash, StreamsemError):
+            erased(fixture, store=store)
+        is_done, at = not store.reached, at + 1
+        fixture.run("rest", drain=True)
+        erased(fixture)
+        check(fixture)
+    assert at > 20
+
+
+def _with_records(fixture: PipelineFixture) -> PipelineFixture:
+    fixture.arrive(1, bad_lines=1)
+    fixture.run("records", drain=True)
+    compacted(fixture)
+    fixture.arrive(1)
+    return fixture
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("writer", WRITERS)
+def test_other_writer_at_any_request_of_an_erasure_leaves_no_erased_row(tmp_path: Path, writer: str) -> None:
+    at, is_done, start = 0, False, PreparedFixture(prepared(tmp_path))
+    while not is_done:
+        fixture = start.restore()
+
+        def write(fixture: PipelineFixture = fixture) -> None:
+            with suppress(InvalidError, OpenVersionError, ConflictError):
+                WRITERS[writer](fixture)
+
+        store = FaultyStore(fixture.store, at, Fault.PAUSE_BEFORE, other_processes=write)
+        with suppress(OpenVersionError, ConflictError, DataError, InvalidError):
+            erased(fixture, store=store)
+        is_done, at = not store.reached, at + 1
+        pipeline = altered(fixture) if writer == "alter" and not is_done else None
+        fixture.run("rest", drain=True, pipeline=pipeline)
+        erased(fixture, pipeline=pipeline)
+        check(fixture)
+    assert at > 10
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("writer", [name for name in WRITERS if name not in ("erasure", "vacuum")])
+def test_erasure_at_any_request_of_another_writer_leaves_no_erased_row(tmp_path: Path, writer: str) -> None:
+    at, is_done, start = 0, False, PreparedFixture(prepared(tmp_path))
+    while not is_done:
+        fixture = start.restore()
+
+        def write(fixture: PipelineFixture = fixture) -> None:
+            with suppress(OpenVersionError, ConflictError):
+                erased(fixture)
+
+        store = FaultyStore(fixture.store, at, Fault.PAUSE_BEFORE, other_processes=write)
+        with suppress(StreamsemError):
+            _written(writer, fixture, store)
+        is_done, at = not store.reached, at + 1
+        pipeline = altered(fixture) if writer == "alter" and "new" in open_log(fixture.log()).sinks else None
+        fixture.run("rest", drain=True, pipeline=pipeline)
+        erased(fixture, pipeline=pipeline)
+        check(fixture)
+
+
+def _written(writer: str, fixture: PipelineFixture, store: Store) -> None:
+    match writer:
+        case "run":
+            fixture.run("rest", store=store)
+        case "reprocessing run":
+            fixture.run("fix", reprocessed=1, store=store)
+        case "alter":
+            alter(altered(fixture), log=fixture.log(store))
+        case "rollback":
+            rollback(fixture.pipeline(), 2, log=fixture.log(store))
+        case "compaction":
+            compacted(fixture, store=store)
