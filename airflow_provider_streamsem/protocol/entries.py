@@ -100,7 +100,8 @@ class DataFile:
     One staged file.
 
     ``key`` is relative to the dataset. ``partition`` maps each partition column to its value as text, or to ``None`` for null. ``checksum`` includes the name
-    of its algorithm. ``stats`` holds the column bounds as text, in the format of the sink that publishes the file. It is ``""`` if that sink needs no bounds.
+    of its algorithm. ``stats`` is a text in the form of the sink that publishes the file. A log stores none that contains values of rows, because its
+    entries are never deleted.
     """
 
     key: str

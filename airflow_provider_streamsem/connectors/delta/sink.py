@@ -445,7 +445,7 @@ class DeltaSink(TableSink[_Handle]):
         now_ms = SYSTEM_CLOCK.now_ms()
         added = [
             AddAction(file.key, file.bytes, dict(file.partition), now_ms, True, statistics.accepted(table, file.stats))
-            for file in batch.committable.files
+            for file in self.with_stats(batch.committable)
         ]
         removed = [
             RemoveAction(file.key, True, now_ms, size=file.bytes, partition_values=dict(file.partition))

@@ -392,7 +392,8 @@ class IcebergSink(TableSink[_Handle]):
         if state == "applied" and not self.rewrites:
             metadata = commit.table_metadata
             files = [
-                iceberg_files.iceberg_file(metadata, file, self._uri(file.key)) for file in batch.committable.files
+                iceberg_files.iceberg_file(metadata, file, self._uri(file.key))
+                for file in self.with_stats(batch.committable)
             ]
             removed = self._files_to_replace(table, batch)
         if self.expire_after_s is not None:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import posixpath
 from abc import abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, ClassVar, TypeVar
 
 from airflow_provider_streamsem import arguments, telemetry
@@ -12,6 +13,7 @@ from airflow_provider_streamsem.connectors.changes import CHANGE, UNCHANGED, UPS
 from airflow_provider_streamsem.connectors.contract import FREEZE, Contract
 from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
+from airflow_provider_streamsem.connectors.staged_parquet.bounds import stats_of, without_stats
 from airflow_provider_streamsem.connectors.staged_parquet.sink import StagedSink
 from airflow_provider_streamsem.connectors.staged_parquet.transactions import H, NothingSentError, TransactionalSink
 from airflow_provider_streamsem.errors import (
@@ -22,7 +24,7 @@ from airflow_provider_streamsem.errors import (
     StreamsemError,
     UnavailableError,
 )
-from airflow_provider_streamsem.protocol.entries import Committable, Json
+from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json
 from airflow_provider_streamsem.protocol.keys import attempt_of_data
 from airflow_provider_streamsem.stores.dataset import open_dataset
 
@@ -307,9 +309,14 @@ class TableSink(TransactionalSink[H]):
                 files=damaged,
             ).advising("restore the files and run again, or skip the version with `streamsem skip`.")
 
+    def with_stats(self, staged: Committable) -> Iterator[DataFile]:
+        """Yield the staged files with their statistics."""
+        stats = stats_of(self.location, staged.files, self.stats)
+        return (replace(file, stats=found) for file, found in zip(staged.files, stats, strict=True))
+
     def collect(self, version: int, attempt_id: str, accepted: frozenset[str] | None = None) -> Committable:
-        """Also checks the values of key and partition columns if the rows are written again."""
-        committable = StagedSink.collect(self, version, attempt_id, accepted)
+        """Also checks the values of key and partition columns if the rows are written again. The statistics stay out of the log."""
+        committable = without_stats(self.location, StagedSink.collect(self, version, attempt_id, accepted))
         if self.rewrites:
             keyed_rows.check_values(
                 self.location,

@@ -442,7 +442,7 @@ def test_bound_that_one_row_group_lacks_is_omitted(tmp_path: Path) -> None:
     location.mkdir(parents=True)
     table = pyarrow.table({"id": [1, 2], "v": [1.0, float("nan")]})
     pyarrow.parquet.write_table(table, location / "p.parquet", row_group_size=1)
-    (file,) = lake.sink.collect(0, "a").files
+    (file,) = lake.sink.with_stats(lake.sink.collect(0, "a"))
     bounds = json.loads(file.stats)["columns"]
     assert bounds["v"][3:] == [None, None]
     assert bounds["id"][2:] == [0, 1, 2]

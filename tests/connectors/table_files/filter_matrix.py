@@ -12,14 +12,16 @@ import pyarrow.compute as pc
 from deltalake import DeltaTable, write_deltalake
 
 from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
+from airflow_provider_streamsem.connectors.predicate import Predicate
 from tests.connectors.batches import schema_of, staged
 from tests.connectors.iceberg.lake import Lake
 from tests.connectors.odd_values import COLUMNS
 
-HOW = ("append", "others", "upsert", "compaction")
+HOW = ("append", "others", "upsert", "compaction", "erasure")
 """How rows came into the table. ``others``: appended to a table that another writer created."""
 SCALARS = {name: values for name, (kind, _, values) in COLUMNS.items() if isinstance(kind, str) and name != "id"}
 SCHEMA = schema_of(**{name: kind for name, (kind, _, _) in COLUMNS.items()})
+_OTHER = 1_000_000
 _OPERATORS: Mapping[str, Callable[[Any, Any], Any]] = {
     "=": pc.equal,
     ">": pc.greater,
@@ -49,8 +51,19 @@ def publish_all(publish: Callable[[int, pa.Table], None], how: str) -> None:
         version = 1
     step = 2 if how == "compaction" else 1
     for at in range(0, FILES, step):
-        publish(version, pa.concat_tables([rows(file) for file in range(at, min(at + step, FILES))]))
+        parts = [rows(file) for file in range(at, min(at + step, FILES))]
+        if how == "erasure":
+            (other,) = (rows((at + 1) % FILES).slice(0, 1),)
+            parts.append(other.set_column(0, "id", pa.array([_OTHER + at], pa.int64())))
+        publish(version, pa.concat_tables(parts))
         version += 1
+
+
+def _erase_others(sink: Any) -> None:
+    """Erase the rows that ``publish_all`` has added to each file."""
+    others = ", ".join(str(_OTHER + at) for at in range(FILES))
+    done = sink.erase_rows(Predicate.parse(f"id IN ({others})"), dry_run=False)
+    assert (done.rows, done.files) == (FILES, FILES)
 
 
 @lru_cache
@@ -66,6 +79,8 @@ def delta(root: str, how: str) -> str:
         (done,) = sink.compact_table(target_file_bytes=4 * size, max_bytes=0, dry_run=False, before_commit=lambda: None)
         assert done.new_files is not None
         assert done.new_files > 1
+    if how == "erasure":
+        _erase_others(sink)
     return path
 
 
@@ -86,6 +101,8 @@ def lake(root: str, how: str) -> Lake:
             target_file_bytes=4 * size, max_bytes=2**30, dry_run=False, before_commit=lambda: None
         )
         assert sum(each.new_files or 0 for each in done) > 1
+    if how == "erasure":
+        _erase_others(made.sink)
     return made
 
 
