@@ -23,6 +23,7 @@ from pymysql.cursors import Cursor
 from pymysql.err import OperationalError
 
 from airflow_provider_streamsem import Changes
+from airflow_provider_streamsem.connectors.predicate import Predicate
 from airflow_provider_streamsem.connectors.sql import columns as sql_columns
 from airflow_provider_streamsem.connectors.sql.sink import JdbcSink
 from airflow_provider_streamsem.errors import DataError, PublishError, StreamsemError
@@ -431,3 +432,22 @@ def test_text_keys_of_changes_need_a_collation_that_compares_every_character(
     else:
         with pytest.raises(DataError, match="considers different texts of key columns equal"):
             table.apply([(1, 1, 0, "a")])
+
+
+def test_selected_rows_are_erased(db: Database, tmp_path: Path) -> None:
+    db.run("CREATE TABLE t (id BIGINT PRIMARY KEY, `the name` VARCHAR(20))")
+    db.run("INSERT INTO t VALUES (1, 'a'), (2, 'A'), (3, NULL), (4, 'O''Brien'), (5, 'á')")
+    sink = db.sink(tmp_path)
+    for where, left in (("id IN (1, 9)", 4), ("`the name` = 'O''Brien'", 3), ("`the name` = 'a' AND id = 2", 3)):
+        predicate = Predicate.parse(where)
+        assert sink.erase_rows(predicate, dry_run=True) == sink.erase_rows(predicate, dry_run=False)
+        assert len(db.run("SELECT id FROM t ")) == left
+
+
+@pytest.mark.parametrize("charset", ["utf8mb4 COLLATE utf8mb4_general_ci", "utf8mb4 COLLATE utf8mb4_bin", "latin1"])
+def test_texts_that_the_collation_of_a_column_considers_equal_stay(db: Database, tmp_path: Path, charset: str) -> None:
+    db.run(f"CREATE TABLE t (id BIGINT, name VARCHAR(20) CHARACTER SET {charset})")
+    db.run("INSERT INTO t VALUES (1, 'A'), (2, 'a'), (3, 'a '), (4, 'á'), (5, NULL)")
+    for value, left in (("a", [1, 3, 4, 5]), ("á", [1, 3, 5])):
+        db.sink(tmp_path).erase_rows(Predicate.parse(f"name = '{value}'"), dry_run=False)
+        assert [row[0] for row in db.run("SELECT id FROM t ORDER BY id")] == left

@@ -23,6 +23,7 @@ import pytest
 
 from airflow_provider_streamsem import Changes, FilesSource, Pipeline, rollback, run_batch
 from airflow_provider_streamsem.connections import Connection, use_resolver
+from airflow_provider_streamsem.connectors.predicate import Predicate
 from airflow_provider_streamsem.connectors.sink import SinkCommit
 from airflow_provider_streamsem.connectors.sql import columns as sql_columns
 from airflow_provider_streamsem.connectors.sql import sink as jdbc
@@ -733,3 +734,23 @@ def test_keys_that_the_database_compares_without_case_are_refused_for_changes(db
     names = {"conn_id": "db", "table": f"{db.schema}.t", "markers": f"{db.schema}.markers"}
     with pytest.raises(DataError, match="considers different texts of key columns equal"):
         ChangedTable(tmp_path, run=db.run, names=names, key=KINDS["string"]).apply([(1, 1, 0, "a")])
+
+
+def test_selected_rows_are_erased(db: Database, tmp_path: Path) -> None:
+    db.run('CREATE TABLE t (id BIGINT PRIMARY KEY, "the name" VARCHAR(20))')
+    db.run("INSERT INTO t VALUES (1, 'a'), (2, 'A'), (3, NULL), (4, 'O''Brien'), (5, 'á')")
+    sink = JdbcSink(conn_id="db", table=f"{db.schema}.t", staging=str(tmp_path / "staging"))
+    for where, left in (("id IN (1, 9)", 4), ("`the name` = 'O''Brien'", 3), ("`the name` = 'a' AND id = 2", 3)):
+        predicate = Predicate.parse(where)
+        assert sink.erase_rows(predicate, dry_run=True) == sink.erase_rows(predicate, dry_run=False)
+        assert len(db.run("SELECT id FROM t ")) == left
+
+
+def test_texts_that_the_collation_of_a_column_considers_equal_stay(db: Database, tmp_path: Path) -> None:
+    db.run("CREATE COLLATION loose (provider = icu, locale = 'und-u-ks-level2', deterministic = false)")
+    db.run("CREATE TABLE t (id bigint, name text COLLATE loose, fixed char(5))")
+    db.run("INSERT INTO t VALUES (1, 'A', 'x'), (2, 'a', 'y'), (3, 'a ', 'x '), (4, NULL, NULL)")
+    sink = JdbcSink(conn_id="db", table=f"{db.schema}.t", staging=str(tmp_path / "staging"))
+    for where, left in (("name = 'a'", [1, 3, 4]), ("fixed = 'x'", [4])):
+        sink.erase_rows(Predicate.parse(where), dry_run=False)
+        assert [row[0] for row in db.run("SELECT id FROM t ORDER BY id")] == left

@@ -20,6 +20,7 @@ from airflow_provider_streamsem import (
     PipelineSource,
     State,
     compact,
+    erase,
     fork,
     open_log,
     read_committed,
@@ -280,6 +281,22 @@ def test_compaction_on_s3_keeps_the_rows(lake: str, arrivals: Path, spark: Spark
     assert (done.files, done.new_files) == (2, 1)
     assert sorted(tuple(row) for row in read_committed(spark, f"{lake}/log").collect()) == [(0, "x"), (1, "x")]
     assert verify(pipeline(lake, arrivals)).violations == []
+
+
+def test_erasure_on_s3_leaves_no_object_with_the_value(lake: str, arrivals: Path, spark: SparkSession) -> None:
+    for number in range(2):
+        rows = [{"id": 2 * number + at, "s": s} for at, s in enumerate(("x", "u-7f3a9c51"))]
+        put(arrivals, f"{number}.json", rows)
+        run_batch(pipeline(lake, arrivals), run_key=str(number))
+    compact(pipeline(lake, arrivals))
+    done = erase(pipeline(lake, arrivals), where="s = 'u-7f3a9c51'")
+    assert [(each.rows, each.files) for each in done.sinks] == [(2, 1)]
+    assert sorted(tuple(row) for row in read_committed(spark, f"{lake}/log").collect()) == [(0, "x"), (2, "x")]
+    assert verify(pipeline(lake, arrivals)).violations == []
+    dataset = open_dataset(f"{lake}/out")
+    (data,) = [stat for stat in dataset.list("data/") if stat.key.endswith(".parquet")]
+    with dataset.open(data) as opened:
+        assert pyarrow.parquet.read_table(opened)["s"].to_pylist() == ["x", "x"]
 
 
 @pytest.mark.parametrize("fault", ["deleted", "truncated", "swapped"])
