@@ -202,6 +202,24 @@ TABLES: dict[str, list[Row]] = {
             "spark/test_compact.py::test_damaged_file_stops_the_rewrite_and_the_version_is_aborted",
         ),
         Row(
+            "the predicate of an erasure cannot be parsed, no sink has its columns, or the type of a column does not fit its values",
+            InvalidError,
+            "correct [the predicate](../how-to/erase.md#the-predicate)",
+            "pipeline/test_erase.py::test_predicate_that_is_not_supported_erases_nothing",
+        ),
+        Row(
+            "an erasure finds a version that is open or not published yet, or another writer creates the version that it plans",
+            OpenVersionError,
+            "[erase](../how-to/erase.md) again when the run of the version has ended: the erasure continues",
+            "pipeline/test_erase.py::test_erasure_is_refused_while_a_version_is_open_or_held",
+        ),
+        Row(
+            "an erasure finds rows in a Delta table with a change data feed or `delta.appendOnly`",
+            InvalidError,
+            "delete the rows with `DELETE` of Spark; then erase again",
+            "connectors/delta/test_erase.py::test_table_that_a_delete_by_this_library_would_break_is_refused_by_name",
+        ),
+        Row(
             "an alter removes a sink to which a commit is not published yet",
             ConflictError,
             "run the pipeline with the former spec, or skip the version for the sink; then alter it",

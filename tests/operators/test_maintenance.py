@@ -8,13 +8,21 @@ import subprocess
 import sys
 import threading
 import time
+from collections import Counter
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from airflow_provider_streamsem import CompactOperator, ReprocessOperator, VacuumOperator, VerifyOperator, open_log
+from airflow_provider_streamsem import (
+    CompactOperator,
+    EraseOperator,
+    ReprocessOperator,
+    VacuumOperator,
+    VerifyOperator,
+    open_log,
+)
 from airflow_provider_streamsem.errors import InvalidError, OpenVersionError
 from airflow_provider_streamsem.hooks.failures import airflow_exception
 from airflow_provider_streamsem.verbs import VERBS
@@ -185,6 +193,28 @@ def test_dag_of_the_page_on_compaction_loads_and_compacts(
     assert fixture.visible() == fixture.expected
 
 
+def test_dag_of_the_page_on_erasures_erases_the_rows_and_returns_no_value(
+    fixture: PipelineFixture, rows_engine: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    operator(fixture, drain=True).execute(context())
+    (code,) = blocks(Path(__file__).parents[2] / "docs" / "how-to" / "erase.md", "python")
+    root = fixture.root
+    (root / "orders.toml").write_text(
+        f'name = "world"\nlog = "{fixture.store.url}"\n[source]\ntype = "files"\npath = "{root}/in"\nformat = "json"\nschema = "id long"\n'
+        f'[sinks.out]\ntype = "files"\npath = "{root}/out"\nformat = "json"\n[limits]\nmax_files = 2\n'
+    )
+    names: dict[str, Any] = {}
+    exec(compile(code.replace("/pipelines/", f"{root}/").replace("user_id", "id"), "erase.md", "exec"), names)
+    (task,) = names["dag"].tasks
+    assert task.where == "id = {{ params.user }}"
+    task.where = "id IN (4, 1234567)"
+    done = task.execute(context())
+    assert [(each["sink"], each["rows"]) for each in done["sinks"]] == [("out", 1)]
+    assert fixture.visible() == fixture.expected - Counter([4])
+    assert "1234567" not in json.dumps(done) + caplog.text
+
+
 def test_verify_operator_fails_without_a_retry_if_a_visible_file_is_missing(
     fixture: PipelineFixture,
     rows_engine: list[str],
@@ -201,10 +231,11 @@ def test_verify_operator_fails_without_a_retry_if_a_visible_file_is_missing(
         verified.execute(context())
 
 
-@pytest.mark.parametrize("cls", [CompactOperator, ReprocessOperator, VacuumOperator, VerifyOperator])
+@pytest.mark.parametrize("cls", [CompactOperator, EraseOperator, ReprocessOperator, VacuumOperator, VerifyOperator])
 def test_invalid_pipeline_is_reported_when_the_dag_is_parsed(cls: Any) -> None:
+    required: dict[Any, dict[str, Any]] = {ReprocessOperator: {"version": 1}, EraseOperator: {"where": "id = 1"}}
     with pytest.raises(InvalidError, match="pipeline"):
-        cls(task_id="t", pipeline=5, **({"version": 1} if cls is ReprocessOperator else {}))
+        cls(task_id="t", pipeline=5, **required.get(cls, {}))
 
 
 def test_configured_spark_connection_is_used_if_the_task_names_none(
@@ -306,12 +337,14 @@ def test_airflow_command_group_finds_connections_of_the_metadata_database(
     assert json.loads(shown[shown.index("{") :])["pipeline"] == "world"
 
 
-@pytest.mark.parametrize("operator", [CompactOperator, ReprocessOperator, VacuumOperator, VerifyOperator])
+@pytest.mark.parametrize(
+    "operator", [CompactOperator, EraseOperator, ReprocessOperator, VacuumOperator, VerifyOperator]
+)
 def test_operator_has_the_arguments_and_defaults_of_its_verb(operator: type) -> None:
     verb = next(each for each in VERBS if each.name == operator.__name__.removesuffix("Operator").lower())
     given = {name: each.default for name, each in inspect.signature(operator).parameters.items()}
     shared = {each.name: each.default for each in verb.parameters if each.name in given}
-    own = {"pipeline", "version", "patience", "partition_key", "spark_master", "kwargs"}
+    own = {"pipeline", "version", "where", "patience", "partition_key", "spark_master", "kwargs"}
     assert {*given} - own <= {*shared}
     assert {name: given[name] or None for name in shared} == shared
 

@@ -7,27 +7,16 @@ from typing import Any
 
 import duckdb
 import pytest
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from airflow_provider_streamsem import compact, open_log
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.spark.rewriting import _contents
-from tests.connectors.files.odd_rows import odd_values, supported_by
+from tests.connectors.files.odd_rows import nested_values, odd_values
 from tests.spark_location import JSON, Location
 
 pytestmark = pytest.mark.spark
-
-
-def nested(frame: DataFrame, format: str) -> DataFrame:
-    """Return rows with unusual values, and with nested columns if the format has them."""
-    rows = supported_by(format, odd_values(frame.sparkSession))
-    if format == "csv":
-        return rows
-    entries = F.create_map(F.lit("k"), F.col("i"), F.coalesce("s", F.lit("none")), F.lit(None).cast("int"))
-    return rows.withColumn("m", F.when(F.col("id") > 2, entries)).withColumn(
-        "a", F.array(F.struct("s", "f"), F.lit(None))
-    )
 
 
 @pytest.mark.parametrize("format", ["parquet", "orc", "json", "csv"])
@@ -36,7 +25,7 @@ def test_values_of_each_format_are_unchanged(location: Location, spark: SparkSes
         return location.pipeline(
             source={"format": "text"},
             sink={"format": format, "partition_by": partition_by},
-            transform=lambda frame: nested(frame, format),
+            transform=lambda frame: nested_values(frame, format),
         )
 
     for number, partition_by in enumerate([["s", "i"], ["b"], []]):

@@ -17,8 +17,8 @@ from pyspark.sql import functions as F
 from airflow_provider_streamsem import Changes, DeltaSink, FilesSink, IcebergSink, JdbcSink, erase, open_log, verify
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.maintenance.erase import Erased
+from tests.connectors.files.odd_rows import nested_values
 from tests.connectors.sql.sqlite_database import database_at, execute
-from tests.spark.test_compact import nested
 from tests.spark_location import JSON, Location
 
 pytestmark = pytest.mark.spark
@@ -32,7 +32,7 @@ def test_only_the_selected_rows_of_each_format_disappear(location: Location, spa
         return location.pipeline(
             source={"format": "text"},
             sink={"format": format, "partition_by": partition_by},
-            transform=lambda frame: nested(frame, format),
+            transform=lambda frame: nested_values(frame, format),
         )
 
     for number, partition_by in enumerate([["s", "i"], []]):

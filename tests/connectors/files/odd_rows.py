@@ -55,3 +55,14 @@ def odd_values(spark: SparkSession) -> DataFrame:
 def supported_by(format: str, frame: DataFrame) -> DataFrame:
     """Return the frame without timestamps with a time zone for ORC, which cannot store them."""
     return frame.withColumn("t", F.col("n")) if format == "orc" else frame
+
+
+def nested_values(frame: DataFrame, format: str) -> DataFrame:
+    """Return rows with unusual values, and with nested columns if the format has them."""
+    rows = supported_by(format, odd_values(frame.sparkSession))
+    if format == "csv":
+        return rows
+    entries = F.create_map(F.lit("k"), F.col("i"), F.coalesce("s", F.lit("none")), F.lit(None).cast("int"))
+    return rows.withColumn("m", F.when(F.col("id") > 2, entries)).withColumn(
+        "a", F.array(F.struct("s", "f"), F.lit(None))
+    )
