@@ -101,14 +101,14 @@ def without_selected(
     """
     Write the tombstones of some sinks again, without the selected ones.
 
-    :returns: the tombstones of all sinks, as in the field ``state`` of an outcome; ``None`` if none is left
+    :returns: the tombstones of all sinks, as in the field ``state`` of an outcome; ``None`` if there are no others
     """
     files, after = _Files(log, version, attempt_id), tombstones_of(state)
     for sink in sinks:
         stored = after[sink]
         rows = _together(files.read(stored.layers))
-        left = rows.filter(pc.invert(predicate.selected(rows)))
-        written = files.write(sink, left) if left.num_rows else None
+        kept = rows.filter(pc.invert(predicate.selected(rows)))
+        written = files.write(sink, kept) if kept.num_rows else None
         newest_ms = max(layer.newest_ms for layer in stored.layers)
         layers = () if written is None else (Layer(newest_ms=newest_ms, rows=written.rows, files=written.files),)
         after[sink] = replace(stored, layers=layers)

@@ -216,7 +216,7 @@ TABLES: dict[str, list[Row]] = {
         Row(
             "an erasure finds rows in a Delta table with a change data feed or `delta.appendOnly`",
             InvalidError,
-            "delete the rows with `DELETE` of Spark; then erase again",
+            "[follow the error](../how-to/erase.md#what-is-erased), then erase again; the rows of other sinks are erased",
             "connectors/delta/test_erase.py::test_table_that_a_delete_by_this_library_would_break_is_refused_by_name",
         ),
         Row(

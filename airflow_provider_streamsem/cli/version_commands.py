@@ -198,7 +198,8 @@ def erase(args: argparse.Namespace) -> CommandResult:
         engine=engine_of_arguments(args, args.spark_packages),
     )
     document = {**plain(erased), "dry_run": args.dry_run}
-    return CommandResult(document=document, lines=descriptions.erased(erased, dry_run=args.dry_run))
+    lines = descriptions.erased(erased, dry_run=args.dry_run)
+    return CommandResult(document=document, lines=lines, exit_code=1 if erased.refused else 0)
 
 
 def rollback(args: argparse.Namespace) -> CommandResult:

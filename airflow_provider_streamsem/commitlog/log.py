@@ -38,7 +38,7 @@ from airflow_provider_streamsem.protocol.entries import (
     StagedManifest,
 )
 from airflow_provider_streamsem.protocol.kinds.alter import Alter
-from airflow_provider_streamsem.protocol.kinds.erase import Erase, left_in_quarantine
+from airflow_provider_streamsem.protocol.kinds.erase import Erase, kept_in_quarantine
 from airflow_provider_streamsem.protocol.machine import (
     Created,
     Creation,
@@ -321,8 +321,8 @@ class CommitLog:
         return self.perform(procedures.rewrites_of(outcome, after))
 
     def erased_quarantine(self, outcome: Outcome | None) -> dict[int, Quarantine]:
-        """Return version → the quarantined records that erasures up to an outcome have left of it, for the versions of which they erased any (W48)."""
-        return left_in_quarantine(erasure for _, erasure in reversed(self.commits_of(Erase, outcome)))
+        """Return version → the quarantined records that erasures up to an outcome have kept, for the versions of which they erased any (W48)."""
+        return kept_in_quarantine(erasure for _, erasure in reversed(self.commits_of(Erase, outcome)))
 
     def removed_at(self, sink: str, outcome: Outcome) -> int:
         """Return the newest alter up to an outcome that removed a sink, or -1. No row of this version or an earlier one is in the sink (W36)."""

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import html
 import json
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from airflow_provider_streamsem import arguments
@@ -28,11 +29,11 @@ class Term:
     One condition of a predicate.
 
     :param column: the name of a top-level column
-    :param values: texts or integers, all of one type; at least one
+    :param values: strings or integers, all of one type; at least one
     """
 
     column: str
-    values: tuple[str, ...] | tuple[int, ...]
+    values: tuple[str, ...] | tuple[int, ...] = field(repr=False)  # values must not appear in an error or a log
 
     @property
     def is_text(self) -> bool:
@@ -44,21 +45,20 @@ class Predicate:
     """
     Selects the rows in which each column has one of some values.
 
-    A value equals a text or an integer exactly: no type is converted, upper and lower case differ, and null equals nothing.
+    A value equals a string or an integer exactly: no type is converted, upper and lower case differ, and null equals nothing. Upper and lower case differ in
+    names of columns, too.
 
     :param terms: a row is selected if all of them hold
     """
 
     terms: tuple[Term, ...]
 
-    def __repr__(self) -> str:  # values must not appear in an error or a log
-        return f"Predicate({', '.join(self.columns)})"
-
     @classmethod
     def parse(cls, where: object) -> Predicate:
         """
-        Parse a predicate in SQL: ``column = value`` and ``column IN (value, …)``, joined by ``AND``. A value is an integer or a text in single quotes. A column
-        name with other characters than letters, digits and ``_`` is quoted by backticks.
+        Parse a predicate in SQL: ``column = value`` and ``column IN (value, …)``, joined by ``AND``.
+
+        A value is an integer or a string in single quotes. A column name with other characters than letters, digits and ``_`` is quoted by backticks.
 
         :raises InvalidError: the text is not such a predicate. The error does not contain values
         """
@@ -72,7 +72,7 @@ class Predicate:
                 raise _error("conditions are not joined by AND")
         repeated = sorted({term.column for term in terms if [t.column for t in terms].count(term.column) > 1})
         if repeated:
-            raise _error("a column has two conditions", columns=repeated)
+            raise _error("a column has two conditions; use IN for several values", columns=repeated)
         return cls(tuple(terms))
 
     @property
@@ -104,14 +104,16 @@ class Predicate:
         """
         if not (is_text if term.is_text else is_integer):
             expected = (
-                "a text in quotes"
+                "a string in single quotes"
                 if is_text
                 else "an integer"
                 if is_integer
                 else "no value: only strings and integers can be compared"
             )
-            summary = "the type of a column does not fit the values of the predicate; nothing was erased"
-            raise InvalidError(summary, where=where, column=term.column, accepts=expected)
+            summary = "the type of a column does not fit the values of the predicate; no row was erased there"
+            raise InvalidError(summary, where=where, column=term.column, accepts=expected).advising(
+                "erase again with a value of this type. For a column of another type, delete the rows with a statement of your own."
+            )
 
     def selected(self, rows: pa.Table, where: str = "") -> Any:
         """
@@ -140,8 +142,10 @@ class Predicate:
         Return whether a record that was not parsed contains a value of each condition, as a whole word: plain, or as JSON writes it.
 
         Such a record has no columns. So this finds every record that contains the values as text, and may find records in which they mean something else.
+        Escapes of JSON and XML and the doubled quotes of CSV and SQL are also searched without the escapes.
         """
-        return all(any(_contains(text, value) for value in term.values) for term in self.terms)
+        texts = {text, _unescaped(text), html.unescape(text), text.replace('""', '"').replace("''", "'")}
+        return all(any(_contains(each, value) for value in term.values for each in texts) for term in self.terms)
 
     def names_value_in(self, text: str) -> bool:
         """
@@ -153,8 +157,16 @@ class Predicate:
 
 
 def _contains(text: str, value: str | int) -> bool:
-    forms = {str(value), json.dumps(value).strip('"'), json.dumps(value, ensure_ascii=False).strip('"')}
+    if isinstance(value, int):  # no part of another number, and of no date or version
+        return re.search(rf"(?<![\w.+-]){value}(?![\w-]|\.\d)", text) is not None
+    forms = {value, json.dumps(value)[1:-1], json.dumps(value, ensure_ascii=False)[1:-1]}
     return any(form and re.search(rf"(?<!\w){re.escape(form)}(?!\w)", text) for form in forms)
+
+
+def _unescaped(text: str) -> str:
+    """Return a text without the escapes of JSON strings. A surrogate pair is one character."""
+    decoded = re.sub(r"\\u([0-9a-fA-F]{4})", lambda found: chr(int(found[1], 16)), text)
+    return re.sub(r"\\(.)", r"\1", decoded).encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
 
 def _tokens(where: str) -> list[tuple[str, str]]:
@@ -182,9 +194,9 @@ def _term(tokens: list[tuple[str, str]]) -> Term:
         if sign != ("sign", ")"):
             raise _error("the values of IN are not separated by commas, or not closed by a parenthesis", column=column)
     else:
-        raise _error("a column is compared with neither = nor IN", column=column)
+        raise _error("a column is followed by neither = nor IN with a list in parentheses", column=column)
     if len({type(value) for value in values}) > 1:
-        raise _error("IN has texts and integers", column=column)
+        raise _error("the list of IN mixes strings and integers", column=column)
     return Term(column, tuple(values))  # type: ignore[arg-type]
 
 
@@ -202,7 +214,7 @@ def _value(tokens: list[tuple[str, str]]) -> str | int:
     if kind == "text":
         return text[1:-1].replace("''", "'")
     if kind != "number" or not -(2**63) <= int(text) < 2**63:
-        raise _error("a value is neither an integer of 64 bits nor a text in single quotes")
+        raise _error("a value is neither an integer of 64 bits nor a string in single quotes")
     return int(text)
 
 

@@ -173,11 +173,13 @@ class TableErasure:
     :param rows: their number
     :param files: number of the files of the table that were written again, or removed; 0 for a database
     :param table_version: the version or snapshot of the table without the rows; ``None`` in a dry run, for a database, and if there was no such row
+    :param remaining: where the table keeps the rows, and what deletes them there, one sentence each
     """
 
     rows: int
     files: int = 0
     table_version: str | None = None
+    remaining: tuple[str, ...] = ()
 
 
 class Sink(ABC):
@@ -479,11 +481,14 @@ class PublishingSink(Sink):
         """Whether :meth:`erase_rows` can delete rows."""
         return False
 
-    def erase_rows(self, predicate: Predicate, *, dry_run: bool) -> TableErasure | None:
+    def erase_rows(
+        self, predicate: Predicate, *, dry_run: bool, before_commit: Callable[[], None]
+    ) -> TableErasure | None:
         """
         Delete the selected rows from the table. Called only if :attr:`erases_rows`. Sets no marker: a call that is repeated deletes what is left.
 
         :param dry_run: write nothing, and return what would be deleted
+        :param before_commit: called before each commit of the table, as late as the table's library allows. If it raises, nothing more is committed
         :returns: ``None`` if there is no table, or if it does not have the columns of the predicate
         :raises InvalidError: the rows cannot be selected, or cannot be deleted from this table. Nothing was deleted
         :raises UnavailableError: other writers changed the same rows, or the table did not report the result of a request. A retry deletes what is left

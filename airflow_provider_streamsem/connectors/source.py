@@ -263,6 +263,10 @@ class Source(ABC):
         """URL of the location of the records, such as a directory; ``None`` if the source has none. It must not overlap the log or a dataset."""
         return None
 
+    def copies_of_erased(self) -> tuple[str, ...]:
+        """Return a sentence for each place in which the source itself stores records that an erasure does not reach, with what deletes them there."""
+        return ()
+
     @abstractmethod
     def lineage(self, ranges: Ranges) -> list[tuple[str, str]]:
         """

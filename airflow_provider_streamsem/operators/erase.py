@@ -15,21 +15,24 @@ from airflow_provider_streamsem.operators.turns import WaitsForTurn
 from airflow_provider_streamsem.pipeline.maintenance.erase import erase
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.protocol.codec import plain
+from airflow_provider_streamsem.readers.descriptions import erased as erased_lines
 from airflow_provider_streamsem.verbs import MAX_BYTES, TARGET_FILE_BYTES
 
 
 class EraseOperator(HasPipeline, HasEngine, WaitsForTurn, BaseOperator):  # type: ignore[misc]
     """
-    Erase the rows of a person, for example, from everything that the pipeline stores: files, tables, staged rows, quarantined records and tombstones.
+    Erase the rows that a predicate selects, for example those of a person, from everything that the pipeline stores.
 
-    Readers can read no version before the erasure afterwards. A retry erases what is left. While a version is open, the task waits, as a task of
-    :class:`CompactOperator` does.
+    After the erasure, no earlier version can be read. A retry erases what remains. While a version is open, the task waits as a task of
+    :class:`CompactOperator` does. A batch that starts during the erasure aborts the version that the erasure is writing. So pause the DAG of the pipeline, or
+    give its tasks a pool with one slot.
 
     The log of the pipeline, the XCom and the log of the task contain no value of ``where``. Airflow stores the rendered template and the params of a DAG
     run. So pass an internal id, or delete the run afterwards.
 
-    XCom ``return_value``: ``{"versions": [n], "sinks": [{"sink": name, "rows": n, "files": n, "table_version": text}], "quarantined": n, "tombstones": n,
-    "not_selected": [name], "left": [text]}``. ``left`` names the places where the rows may still be, with what deletes them there.
+    XCom ``return_value``: ``{"versions": [n], "sinks": [{"sink": name, "rows": n, "files": n, "table_version": text}], "quarantined": n, "quarantined_in":
+    [n], "tombstones": n, "without_columns": [name], "refused": [], "remaining": [text]}``, as the fields of
+    :class:`airflow_provider_streamsem.pipeline.maintenance.erase.Erased`. If a sink refuses the erasure, the task fails after all others were erased.
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated)
     :param where: selects the rows (templated): ``user_id = 42``, ``name = 'O''Brien'`` or ``id IN (1, 2)``, joined by ``AND``
@@ -71,7 +74,7 @@ class EraseOperator(HasPipeline, HasEngine, WaitsForTurn, BaseOperator):  # type
 
     def execute(self, context: Any) -> dict[str, Any]:
         """
-        Erase the rows, and return what was erased.
+        Erase the rows, and return what was erased. Logs the result, too.
 
         :raises AirflowRescheduleException: a version is open. The task starts again later
         :raises StreamsemError: see :func:`airflow_provider_streamsem.pipeline.maintenance.erase.erase`. An error that is not retryable fails the task at once
@@ -84,6 +87,8 @@ class EraseOperator(HasPipeline, HasEngine, WaitsForTurn, BaseOperator):  # type
                 max_bytes=self.max_bytes,
                 engine=self.engine(),
             )
-        for sentence in erased.left:
-            self.log.info("left: %s", sentence)
+        for line in erased_lines(erased, dry_run=False):
+            self.log.info("%s", line)
+        if (error := erased.refused_error) is not None:
+            raise error
         return plain(erased)  # type: ignore[no-any-return]

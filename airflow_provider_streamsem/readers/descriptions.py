@@ -95,14 +95,17 @@ def erased(result: Erased, *, dry_run: bool) -> list[str]:
         f"{verb} {each.rows} rows from sink {each.sink}" + (f", in {each.files} files" if each.files else "")
         for each in result.sinks
     ]
-    lines += [f"{verb} {result.quarantined} quarantined records"] if result.quarantined else []
+    if result.quarantined:
+        versions = ", ".join(map(str, result.quarantined_in))
+        lines.append(f"{verb} {result.quarantined} quarantined records, of the versions {versions}")
     lines += [f"{verb} {result.tombstones} tombstones of deletes"] if result.tombstones else []
     lines = lines or ["no row, quarantined record or tombstone was found"]
     if result.versions:
         lines.append(f"versions: {', '.join(map(str, result.versions))}; the versions before have expired")
-    if result.not_selected:
-        lines.append(f"sinks whose rows do not have the columns: {', '.join(result.not_selected)}")
-    return [*lines, "the rows may still be in:", *(f"- {sentence}" for sentence in result.left)]
+    if result.without_columns:
+        lines.append(f"sinks without the columns, or without a table: {', '.join(result.without_columns)}")
+    lines += [f"refused: {sentence}" for sentence in result.refused]
+    return [*lines, "the rows may still be in:", *(f"- {sentence}" for sentence in result.remaining)]
 
 
 def vacuumed(result: Vacuumed, *, dry_run: bool, keep_versions: int | None = None) -> list[str]:

@@ -37,7 +37,7 @@ from airflow_provider_streamsem.protocol.entries import (
     RunPointer,
     Segment,
 )
-from airflow_provider_streamsem.protocol.kinds.erase import Erase, left_in_quarantine
+from airflow_provider_streamsem.protocol.kinds.erase import Erase, kept_in_quarantine
 from airflow_provider_streamsem.protocol.offsets import Ranges
 from airflow_provider_streamsem.protocol.view import (
     ClosedHead,
@@ -193,7 +193,7 @@ class _Verification:
         self._rewrites([outcome for outcome, _ in outcomes])
         self._segments(outcomes)
         self._discoveries()
-        erased = left_in_quarantine(outcome.work for outcome, _ in outcomes if isinstance(outcome.work, Erase))
+        erased = kept_in_quarantine(outcome.work for outcome, _ in outcomes if isinstance(outcome.work, Erase))
         for outcome, _ in outcomes:
             self._quarantine(outcome.version, erased.get(outcome.version, outcome.quarantine))
         if files:

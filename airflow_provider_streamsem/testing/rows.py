@@ -120,8 +120,12 @@ class RowsEngine:
     def count_selected(
         self, sink: Sink, files: Sequence[DataFile], schema: str, predicate: Predicate
     ) -> Mapping[str, int] | None:
-        """Count the selected rows of each file. ``schema`` is not used: a row may have any columns."""
-        counts = {file.key: sum(_selected(_lines(sink, [file]), predicate)) for file in files}
+        """Count the selected rows of each file. ``schema`` is not used: the rows have the columns if any row of the files has all of them."""
+        lines = {file.key: _lines(sink, [file]) for file in files}
+        columns = {*predicate.columns}
+        if not any(columns <= json.loads(line).keys() for found in lines.values() for line in found):
+            return None
+        counts = {key: sum(_selected(found, predicate)) for key, found in lines.items()}
         return {key: count for key, count in counts.items() if count}
 
     def cancel(self) -> None:

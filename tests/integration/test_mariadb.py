@@ -440,7 +440,9 @@ def test_selected_rows_are_erased(db: Database, tmp_path: Path) -> None:
     sink = db.sink(tmp_path)
     for where, left in (("id IN (1, 9)", 4), ("`the name` = 'O''Brien'", 3), ("`the name` = 'a' AND id = 2", 3)):
         predicate = Predicate.parse(where)
-        assert sink.erase_rows(predicate, dry_run=True) == sink.erase_rows(predicate, dry_run=False)
+        assert sink.erase_rows(predicate, dry_run=True, before_commit=lambda: None) == sink.erase_rows(
+            predicate, dry_run=False, before_commit=lambda: None
+        )
         assert len(db.run("SELECT id FROM t ")) == left
 
 
@@ -449,5 +451,5 @@ def test_texts_that_the_collation_of_a_column_considers_equal_stay(db: Database,
     db.run(f"CREATE TABLE t (id BIGINT, name VARCHAR(20) CHARACTER SET {charset})")
     db.run("INSERT INTO t VALUES (1, 'A'), (2, 'a'), (3, 'a '), (4, 'á'), (5, NULL)")
     for value, left in (("a", [1, 3, 4, 5]), ("á", [1, 3, 5])):
-        db.sink(tmp_path).erase_rows(Predicate.parse(f"name = '{value}'"), dry_run=False)
+        db.sink(tmp_path).erase_rows(Predicate.parse(f"name = '{value}'"), dry_run=False, before_commit=lambda: None)
         assert [row[0] for row in db.run("SELECT id FROM t ORDER BY id")] == left

@@ -742,7 +742,9 @@ def test_selected_rows_are_erased(db: Database, tmp_path: Path) -> None:
     sink = JdbcSink(conn_id="db", table=f"{db.schema}.t", staging=str(tmp_path / "staging"))
     for where, left in (("id IN (1, 9)", 4), ("`the name` = 'O''Brien'", 3), ("`the name` = 'a' AND id = 2", 3)):
         predicate = Predicate.parse(where)
-        assert sink.erase_rows(predicate, dry_run=True) == sink.erase_rows(predicate, dry_run=False)
+        assert sink.erase_rows(predicate, dry_run=True, before_commit=lambda: None) == sink.erase_rows(
+            predicate, dry_run=False, before_commit=lambda: None
+        )
         assert len(db.run("SELECT id FROM t ")) == left
 
 
@@ -752,5 +754,5 @@ def test_texts_that_the_collation_of_a_column_considers_equal_stay(db: Database,
     db.run("INSERT INTO t VALUES (1, 'A', 'x'), (2, 'a', 'y'), (3, 'a ', 'x '), (4, NULL, NULL)")
     sink = JdbcSink(conn_id="db", table=f"{db.schema}.t", staging=str(tmp_path / "staging"))
     for where, left in (("name = 'a'", [1, 3, 4]), ("fixed = 'x'", [4])):
-        sink.erase_rows(Predicate.parse(where), dry_run=False)
+        sink.erase_rows(Predicate.parse(where), dry_run=False, before_commit=lambda: None)
         assert [row[0] for row in db.run("SELECT id FROM t ORDER BY id")] == left

@@ -11,7 +11,10 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_streamsem import Limits, Pipeline, PipelineSource, alter, rollback
+from airflow_provider_streamsem import FilesSink, Limits, Pipeline, PipelineSource, alter, rollback
+from airflow_provider_streamsem.commitlog.log import commit_log_at
+from airflow_provider_streamsem.commitlog.move import move_log
+from airflow_provider_streamsem.connectors.predicate import Predicate
 from airflow_provider_streamsem.errors import (
     ConflictError,
     DataError,
@@ -20,6 +23,7 @@ from airflow_provider_streamsem.errors import (
     StreamsemError,
 )
 from airflow_provider_streamsem.pipeline.maintenance.erase import Erased, erase
+from airflow_provider_streamsem.pipeline.maintenance.fork import fork
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.pipeline.run.review import stage_reprocessing
 from airflow_provider_streamsem.readers.files import open_log
@@ -181,6 +185,33 @@ def test_rows_of_replaced_and_rolled_back_commits_are_deleted(fixture: PipelineF
     check(fixture)
 
 
+@pytest.mark.parametrize("how", ["rolled back", "replaced"])
+def test_rows_that_only_earlier_versions_show_are_erased(fixture: PipelineFixture, how: str) -> None:
+    if how == "rolled back":
+        rollback(fixture.pipeline(), 2, log=fixture.log())
+    else:
+        without = fixture.pipeline(transform=lambda rows: [row for row in rows if row["id"] not in IDS])
+        for version in (1, 3):
+            fixture.run(f"fix {version}", reprocessed=version, pipeline=without)
+    ids = (9, 10) if how == "rolled back" else IDS
+    where = f"id IN {ids}"
+    preview = erased(fixture, where, dry_run=True)
+    done = erased(fixture, where)
+    assert [each.rows for each in preview.sinks] == [each.rows for each in done.sinks] == [len(ids)]
+    assert len(done.versions) == 1
+    assert not stored_ids(fixture) & {*ids}
+    for found in readable(fixture):
+        assert not found.keys() & {*ids}
+    assert fixture.verdict().violations == []
+    assert erased(fixture, where).versions == ()
+
+
+def test_erasure_that_finds_nothing_lets_no_version_expire(fixture: PipelineFixture) -> None:
+    fixture.run("fix", reprocessed=1)
+    assert erased(fixture, "id = 1000").versions == ()
+    assert fixture.log().newest_head().oldest_readable == 0
+
+
 def test_quarantined_records_that_contain_the_value_are_erased(tmp_path: Path) -> None:
     fixture = PipelineFixture(tmp_path)
     fixture.arrive(2)
@@ -200,9 +231,66 @@ def test_quarantined_records_that_contain_the_value_are_erased(tmp_path: Path) -
     assert fixture.verdict().violations == []
 
 
+@pytest.mark.parametrize(
+    ("where", "selected", "others"),
+    [
+        (
+            "id = 4",
+            ['{"id": 4, x', "4,a", "a;4", "id 4."],
+            ['{"id": 44, x', "-4", "4.25", "2024-1-4", "v4", "4-1", "1.4"],
+        ),
+        ("name = 'é\"x'", ['"\\u00E9\\"x"', '"\\u00e9\\"x"', 'é""x', "é&quot;x"], ["é", "x", 'eé"x']),
+        ("name = 'a/b'", ["a/b", "a\\/b"], ["a/bc", "xa/b"]),
+        ("id = 4 AND name = 'a'", ["4,a"], ["4,b", "5,a"]),
+    ],
+)
+def test_quarantined_records_are_selected_by_whole_words(where: str, selected: list[str], others: list[str]) -> None:
+    predicate = Predicate.parse(where)
+    assert [text for text in selected if not predicate.is_in_text(text)] == []
+    assert [text for text in others if predicate.is_in_text(text)] == []
+
+
+def test_names_of_source_files_select_no_quarantined_record(tmp_path: Path) -> None:
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(1, bad_lines=1)
+    (fixture.root / "in" / "00000.json").rename(fixture.root / "in" / "part-77.json")
+    fixture.run("first")
+    assert erased(fixture, "id = 77").quarantined == 0
+
+
+def test_quarantined_records_are_erased_even_if_no_sink_has_the_column(tmp_path: Path) -> None:
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(1)
+    with (fixture.root / "in" / "00000.json").open("a") as file:
+        file.write('{"email": "bob@example.com", broken\n')
+    fixture.run("first")
+    done = erased(fixture, "email = 'bob@example.com'")
+    assert (done.quarantined, done.quarantined_in, done.without_columns) == (1, (0,), ("out",))
+    with pytest.raises(InvalidError, match="no sink of the pipeline has the columns"):
+        erased(fixture, "email = 'bob@example.com'")
+
+
+def test_former_location_of_a_moved_log_is_named(tmp_path: Path) -> None:
+    fixture = prepared(tmp_path, store=LocalStore(str(tmp_path / "log")))
+    new = str(tmp_path / "moved")
+    move_log(commit_log_at(str(tmp_path / "log")), commit_log_at(new))
+    done = erase(fixture.pipeline(log=new), where=WHERE, engine=RowsEngine())
+    assert any(str(tmp_path / "log") in sentence and "delete it" in sentence for sentence in done.remaining)
+
+
+def test_fork_without_a_version_is_refused(tmp_path: Path) -> None:
+    fixture = prepared(tmp_path, store=LocalStore(str(tmp_path / "log")))
+    forked = fixture.pipeline(
+        log=str(tmp_path / "fork"), sinks={"out": FilesSink(str(tmp_path / "copy"), format="json")}
+    )
+    fork(forked, fixture.store.url)
+    with pytest.raises(InvalidError, match="the fork has no version yet"):
+        erase(forked, where=WHERE, engine=RowsEngine())
+
+
 def test_no_object_of_the_log_contains_the_predicate(fixture: PipelineFixture) -> None:
     result = erased(fixture, "id = 987654321")
-    assert not any("objects of the log" in sentence for sentence in result.left)
+    assert not any("objects of the log" in sentence for sentence in result.remaining)
     erased(fixture)
     assert not any(b"987654321" in (fixture.store.read(stat.key) or b"") for stat in fixture.store.list(""))
 

@@ -651,7 +651,7 @@ def test_I24_outcome_of_an_expiry_changes_only_the_oldest_readable_version() -> 
 
 ERASED_FILES = ErasedFiles(sink="out", commits=(1, 3), rows=4, erased=1)
 LEFT = Committable(format="parquet", rows=3, files=(samples.file(4, rows=3),))
-RECORDS = (ErasedRecords(version=1, left=0), ErasedRecords(version=3, left=2))
+RECORDS = (ErasedRecords(version=1, kept=0), ErasedRecords(version=3, kept=2))
 STORED = Quarantine(rows=2, keys=(keys.quarantine(4, "a" * 32, 0),))
 ERASED = Erase(files=ERASED_FILES, quarantine=RECORDS, tombstones={"out": 2})
 ERASURE = samples.plan(4, work=ERASED, ranges={}, previous="sha")
@@ -691,8 +691,8 @@ def test_I26_erasure_of_nothing_or_of_later_versions_is_refused() -> None:
         Erase(files=dataclasses.replace(ERASED_FILES, output=LEFT)),
         Erase(quarantine=RECORDS[::-1]),
         Erase(quarantine=(RECORDS[0], RECORDS[0])),
-        Erase(quarantine=(ErasedRecords(version=4, left=1),)),
-        Erase(quarantine=(ErasedRecords(version=1, left=-1),)),
+        Erase(quarantine=(ErasedRecords(version=4, kept=1),)),
+        Erase(quarantine=(ErasedRecords(version=1, kept=-1),)),
         Erase(quarantine=(DONE.quarantine[0],)),
         Erase(tombstones={"out": 0}),
         Erase(tombstones={"out": 1}, state={}),

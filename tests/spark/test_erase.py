@@ -129,8 +129,8 @@ def test_no_stored_object_has_a_byte_of_the_value(
     preview = erase(shop.pipeline, where=f"user = '{PERSON}'", dry_run=True)
     done = erase(shop.pipeline, where=f"user = '{PERSON}'")
     assert _counts(preview) == _counts(done) == {"files": 2, "iceberg": 2, "appended": 2, "database": 2}
-    assert (done.quarantined, done.tombstones, done.not_selected) == (2, 1, ())
-    assert not any("objects of the log" in sentence for sentence in done.left)
+    assert (done.quarantined, done.tombstones, done.without_columns) == (2, 1, ())
+    assert not any("objects of the log" in sentence for sentence in done.remaining)
     for name in ("delta", "appended"):
         DeltaTable(str(root / name)).vacuum(retention_hours=0, enforce_retention_duration=False, dry_run=False)
     left = [path.relative_to(root) for path, text in shop.stored() if PERSON in text]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -152,6 +153,32 @@ def test_commands_of_the_page_on_compaction_of_a_table(
     assert [run(dry_run), run(compact)] == [0, 0]
     printed = re.sub(r"\d+", "N", capsys.readouterr().out.strip().splitlines()[-1])
     assert printed in re.sub(r"\d+", "N", (PAGES / "compact.md").read_text())
+
+
+def test_commands_of_the_page_on_erasures(
+    lake: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_pipeline(tmp_path, "orders", "orders", "id int")
+    found = [command.replace("user_id", "id").replace("= 42", "= 3") for command in commands("erase.md", lake)]
+    preview, erase, from_input, quarantined = found
+    page = re.sub(r"\d+", "N", (PAGES / "erase.md").read_text())
+    capsys.readouterr()
+    assert run(preview) == 0
+    lines = [re.sub(r"\d+", "N", line) for line in capsys.readouterr().out.strip().splitlines()]
+    assert lines[0] == "would erase N rows from sink lake, in N files"
+    assert [line for line in lines if line not in page] == []
+    assert run(erase) == 0
+    assert re.search(r"versions: \d+; the versions before have expired", capsys.readouterr().out)
+    command, redirect, file = from_input.rpartition(" < ")
+    assert (redirect, file) == (" < ", "predicate.txt")
+    monkeypatch.setattr("sys.stdin", io.StringIO("id IN (1, 4)\n"))
+    assert run(command) == 0
+    assert "erased 2 rows from sink lake, in 2 files" in capsys.readouterr().out
+    assert run(quarantined) == 0
+    assert main(["verify", "orders.toml"]) == 0
+    assert main(["log", "orders.toml"]) == 0
+    assert "erasure of rows of" in capsys.readouterr().out
+    assert main(["erase", "orders.toml", "--where", "id = '1'"]) == 2
 
 
 def test_commands_of_the_page_on_reprocessing(lake: Path, capsys: pytest.CaptureFixture[str]) -> None:

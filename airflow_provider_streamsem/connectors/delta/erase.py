@@ -7,7 +7,7 @@ table's log. Imports pyarrow, so only the sink imports this module, when it eras
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import unquote
@@ -27,9 +27,10 @@ from airflow_provider_streamsem.connectors.staged_parquet.old_times import misre
 from airflow_provider_streamsem.errors import DataError, InvalidError, StreamsemError
 
 _READERS = 16
+_OTHER_ENGINE = "DELETE, and then REORG TABLE ... APPLY (PURGE)"
 
 
-def erase(path: str, predicate: Predicate, *, dry_run: bool) -> TableErasure | None:
+def erase(path: str, predicate: Predicate, *, dry_run: bool, before_commit: Callable[[], None]) -> TableErasure | None:
     """Erase the selected rows of a table, as :meth:`PublishingSink.erase_rows` describes."""
     cached = open_newest(path, refusal=InvalidError)
     if cached is None:
@@ -40,7 +41,8 @@ def erase(path: str, predicate: Predicate, *, dry_run: bool) -> TableErasure | N
         cached.keep()
         return None
     predicate.selected(target.schema.empty_table(), path)  # checks the types, even if there is no file
-    replacement = Replacement(target, "erasure", "DELETE", changes_data=True)
+    replacement = Replacement(target, "erasure", _OTHER_ENGINE, changes_data=True)
+    replacement.check_requirements(table)  # with column mapping or deletion vectors, the files cannot be searched
     chosen = _selected_files(replacement, predicate)
     rows = sum(count for _, count in chosen)
     files = [file for file, _ in chosen]
@@ -53,7 +55,7 @@ def erase(path: str, predicate: Predicate, *, dry_run: bool) -> TableErasure | N
     try:
         for file, count in chosen:
             new += _written(replacement, file, count, predicate)
-        version = replacement.commit(files, new)
+        version = replacement.commit(files, new, before_commit)
     except StreamsemError as error:
         if not isinstance(error, UnknownCommitError):
             target.delete(new)
@@ -88,11 +90,14 @@ def _with_columns(target: RewrittenTable, part: Any, columns: Sequence[str]) -> 
 
 
 def _check(replacement: Replacement, table: Any, files: list[AddedFile]) -> None:
-    append_only = ["delta.appendOnly"] if is_append_only(table) else []
-    feed = [FEED] if str(table.metadata().configuration.get(FEED, "")).lower() == "true" else []
-    if append_only or feed:
-        raise replacement.refused([*append_only, *feed])
-    replacement.check_requirements(table)
+    feed = str(table.metadata().configuration.get(FEED, "")).lower() == "true"
+    if is_append_only(table) or feed:
+        summary = "the Delta table permits no deletion by this library; no row of it was erased"
+        requires = [*(["delta.appendOnly"] if is_append_only(table) else []), *([FEED] if feed else [])]
+        raise InvalidError(summary, table=replacement.target.location, requires=requires).advising(
+            "delta.appendOnly: set it to false, erase again, and set it again. Change data feed: run DELETE in Spark, then VACUUM. The change files contain "
+            "the rows until then, and the table's log contains the predicate until delta.logRetentionDuration."
+        )
     replacement.check_partitions(table, files)
     dataset = replacement.target.dataset
     for file in files:
@@ -123,5 +128,5 @@ def _written(replacement: Replacement, file: AddedFile, erased: int, predicate: 
         facts = {"rows_read": expected - erased, "rows_written": written, "columns": []}
     summary = "the rows of the new files differ from those to keep; the Delta table was not changed"
     raise DataError(summary, table=target.location, **facts).advising(
-        "check the files of the table with another engine, and delete the rows with DELETE of it."
+        "check the files of the table with another engine, and delete the rows with DELETE in that engine."
     )

@@ -70,7 +70,7 @@ class Replacement:
         unsupported = [name for name in columns if types[name] not in PARTITION_TYPES]
         unsupported += [name for name in columns if any(file[f"partition.{name}"] in NULL_TEXTS for file in chosen)]
         if unsupported:
-            summary = "delta-rs may write values of the table's partition columns as other values; nothing was written"
+            summary = "delta-rs may change values of partition columns when it writes them; nothing was written"
             facts: dict[str, Any] = {"columns": unsupported, "accepted": list(PARTITION_TYPES)}
             raise InvalidError(summary, table=self.target.location, **facts).advising(
                 f"run {self.other_engine} in another engine, such as Spark."
@@ -139,9 +139,9 @@ class Replacement:
     def failed(self, error: Exception) -> StreamsemError:
         facts = {"table": self.target.location, "problem": type(error).__name__}
         if is_transient(error):
-            summary = f"the store did not report the result of a request, and the table's log has no entry of the {self.work}; no row was changed"
-            return UnknownCommitError(summary, **facts).advising("repeat the command.")
+            summary = f"the store did not report the result of a request; the table's log has no entry of the {self.work} yet, but it may get one"
+            return UnknownCommitError(summary, **facts).advising("repeat the command: it continues with what remains.")
         summary = f"files of the Delta table cannot be replaced by the {self.work}; the table was not changed"
         return DataError(summary, **facts).advising(
-            f"correct the cause that the exception before this message names, or run {self.other_engine} in another engine."
+            f"correct the cause that the exception above names, or run {self.other_engine} in another engine."
         )

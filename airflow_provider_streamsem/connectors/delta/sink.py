@@ -269,16 +269,18 @@ class DeltaSink(TableSink[_Handle]):
 
         return compact(self.path, target_file_bytes=target_file_bytes, dry_run=dry_run, before_commit=before_commit)
 
-    def erase_rows(self, predicate: Predicate, *, dry_run: bool) -> TableErasure | None:
+    def erase_rows(
+        self, predicate: Predicate, *, dry_run: bool, before_commit: Callable[[], None]
+    ) -> TableErasure | None:
         """Erase the rows in one entry of the table's log."""
         from airflow_provider_streamsem.connectors.delta.erase import erase
 
-        return erase(self.path, predicate, dry_run=dry_run)
+        return erase(self.path, predicate, dry_run=dry_run, before_commit=before_commit)
 
     def copies_of_erased(self) -> tuple[str, ...]:
         return (
-            f"earlier versions of the Delta table {self.path}: run VACUUM, and wait until delta.logRetentionDuration has passed, because the table's log has "
-            "bounds of columns",
+            f"earlier versions of the Delta table {self.path}: run VACUUM after delta.deletedFileRetentionDuration (default: 7 days). The table's log contains "
+            "the minimum and maximum of columns until delta.logRetentionDuration has passed (default: 30 days)",
             *TableSink.copies_of_erased(self),
         )
 

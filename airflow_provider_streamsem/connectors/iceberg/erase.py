@@ -36,7 +36,9 @@ Selected = tuple[FileScanTask, int]
 """A file with selected rows, and their number."""
 
 
-def erase(load: Callable[[], Table], predicate: Predicate, *, dry_run: bool) -> TableErasure | None:
+def erase(
+    load: Callable[[], Table], predicate: Predicate, *, dry_run: bool, before_commit: Callable[[], None]
+) -> TableErasure | None:
     """
     Erase the selected rows of a table, as :meth:`PublishingSink.erase_rows` describes.
 
@@ -50,12 +52,14 @@ def erase(load: Callable[[], Table], predicate: Predicate, *, dry_run: bool) -> 
                 return None
             rows = sum(count for _, count in found)
             if dry_run or not found:
-                return TableErasure(rows=rows, files=len(found))
-            snapshot = _commit(load, table, found, predicate)
+                return TableErasure(rows=rows, files=len(found), remaining=_refs(table))
+            snapshot = _commit(load, table, found, predicate, before_commit)
             if snapshot is not None:
-                return TableErasure(rows=rows, files=len(found), table_version=str(snapshot))
+                return TableErasure(rows=rows, files=len(found), table_version=str(snapshot), remaining=_refs(table))
         table = load()
-    summary = "other writers committed to the Iceberg table before each commit of the erasure, which was not committed; no row was changed"
+    summary = (
+        "each commit of the erasure conflicted with a commit of another writer; no row of the Iceberg table was changed"
+    )
     raise UnavailableError(summary, table=".".join(table.name()), tries=_COMMITS).advising(
         "repeat the command. In a DAG, set `retries`."
     )
@@ -92,13 +96,29 @@ def _with_columns(rewritten: RewrittenTable, part: Any, columns: Sequence[str]) 
     return part
 
 
-def _commit(load: Callable[[], Table], table: Table, found: Sequence[Selected], predicate: Predicate) -> int | None:
+def _refs(table: Table) -> tuple[str, ...]:
+    """Their snapshots do not expire."""
+    names = sorted((ref.snapshot_ref_type.value, name) for name, ref in table.refs().items() if name != "main")
+    return tuple(
+        f"the {kind} {name} of the Iceberg table: run DROP {kind.upper()} in Spark, or delete the rows in it"
+        for kind, name in names
+    )
+
+
+def _commit(
+    load: Callable[[], Table],
+    table: Table,
+    found: Sequence[Selected],
+    predicate: Predicate,
+    before_commit: Callable[[], None],
+) -> int | None:
     """Return the id of the snapshot; ``None`` if another writer has committed before."""
     new = NewFiles(table)
     removed = [task.file for task, _ in found]
     try:
         for task, rows in found:
             new.files += _written(table, task, rows, predicate)
+        before_commit()
         snapshot = commit_once(
             load, table, lambda commit: commit.add_snapshot(new.files, removed, {ERASURE: new.id}), new, ERASURE
         )
@@ -125,5 +145,5 @@ def _written(table: Table, task: FileScanTask, erased: int, predicate: Predicate
     except RowsDifferError as error:
         summary = "the rows of the new files differ from those to keep; the Iceberg table was not changed"
         raise DataError(summary, table=name, **error.facts).advising(
-            "check the files of the table with another engine, and delete the rows with DELETE of it."
+            "check the files of the table with another engine, and delete the rows with DELETE in that engine."
         ) from error

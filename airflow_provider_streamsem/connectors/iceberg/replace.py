@@ -76,8 +76,10 @@ def commit_once(
     if isinstance(failure, RefusedError):
         return None
     if failure is None:
-        summary = "the Iceberg table lacks the snapshot that the catalog has accepted: another writer has expired it"
-        raise UnavailableError(summary, table=".".join(table.name())).advising("inspect the table's snapshots.")
+        summary = "the catalog accepted the commit, but the Iceberg table does not have its snapshot: another writer has expired it or rolled the table back"
+        raise UnavailableError(summary, table=".".join(table.name())).advising(
+            "repeat the command: it continues with what remains."
+        )
     raise failure
 
 
@@ -107,9 +109,11 @@ def translated(table: Table, other_engine: str) -> Iterator[None]:
     except Exception as error:
         facts = {"table": ".".join(table.name()), "problem": type(error).__name__}
         if is_transient(error):
-            summary = "the catalog or the store did not report the result of a request; no row was changed, and whether files were replaced is unknown"
-            raise UnavailableError(summary, **facts).advising("repeat the command.") from error
+            summary = "the catalog or the store did not report the result of a request; whether the files of the Iceberg table were replaced is unknown"
+            raise UnavailableError(summary, **facts).advising(
+                "repeat the command: it continues with what remains."
+            ) from error
         summary = "pyiceberg cannot rewrite files of the Iceberg table; the table was not changed"
         raise DataError(summary, **facts).advising(
-            f"correct the cause that the exception before this message names, or run {other_engine} of Spark."
+            f"correct the cause that the exception above names, or run {other_engine} of Spark."
         ) from error

@@ -15,6 +15,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_streamsem import arguments
@@ -264,14 +265,17 @@ class IcebergSink(TableSink[_Handle]):
             )
             return compaction.preview() if dry_run else compaction.run()
 
-    def erase_rows(self, predicate: Predicate, *, dry_run: bool) -> TableErasure | None:
+    def erase_rows(
+        self, predicate: Predicate, *, dry_run: bool, before_commit: Callable[[], None]
+    ) -> TableErasure | None:
         """Erase the rows in one snapshot."""
         with self._opened() as catalog:
             if self._read(catalog, refusal=InvalidError) is None:
                 return None
             from airflow_provider_streamsem.connectors.iceberg.erase import erase
 
-            return erase(lambda: self._rewritable(catalog, "erasure", _DO_DELETE), predicate, dry_run=dry_run)
+            load = partial(self._rewritable, catalog, "erasure", _DO_DELETE)
+            return erase(load, predicate, dry_run=dry_run, before_commit=before_commit)
 
     def _rewritable(self, catalog: Catalog, work: str, advice: str) -> Table:
         table = self._read(catalog, refusal=InvalidError)
@@ -300,7 +304,7 @@ class IcebergSink(TableSink[_Handle]):
 
     def copies_of_erased(self) -> tuple[str, ...]:
         return (
-            f"earlier snapshots of the Iceberg table {self.table}: run expire_snapshots, then remove_orphan_files, in Spark",
+            f"earlier snapshots of the Iceberg table {self.table}: run expire_snapshots in Spark, and then remove_orphan_files",
             *TableSink.copies_of_erased(self),
         )
 

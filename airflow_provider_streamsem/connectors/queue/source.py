@@ -132,6 +132,9 @@ class QueueSource(Source):
     def extra(self) -> str:
         return self.queue.extra
 
+    def copies_of_erased(self) -> tuple[str, ...]:
+        return (f"the landings below {self.landing}: delete those that contain the records",)
+
     @property
     def location(self) -> str:
         return self.landing

@@ -18,7 +18,12 @@ if TYPE_CHECKING:
 
 
 def erase(
-    connect: Callable[[], AbstractContextManager[sa.Connection]], table: str, predicate: Predicate, *, dry_run: bool
+    connect: Callable[[], AbstractContextManager[sa.Connection]],
+    table: str,
+    predicate: Predicate,
+    *,
+    dry_run: bool,
+    before_commit: Callable[[], None],
 ) -> TableErasure | None:
     """Erase the selected rows of a table, as :meth:`PublishingSink.erase_rows` describes."""
     failure: StreamsemError | None = None
@@ -29,7 +34,10 @@ def erase(
                 return None
             _check_columns(target, predicate)
             with connection.begin():
-                return TableErasure(rows=_erase(connection, target, predicate, dry_run=dry_run))
+                rows = _erase(connection, target, predicate, dry_run=dry_run)
+                if rows and not dry_run:
+                    before_commit()
+                return TableErasure(rows=rows)
     except Exception as error:
         failure = _translated(error, table)
     raise failure from None  # the text of the driver may contain values of rows
@@ -57,7 +65,7 @@ def _erase(connection: sa.Connection, target: Target, predicate: Predicate, *, d
         connection.execute(sa.delete(table).where(is_selected))
         if connection.execute(count).scalar_one():
             summary = "rows are still in the table after their deletion: a trigger or rule of the table keeps them; no rows were erased"
-            raise InvalidError(summary, table=target.name).advising("drop the trigger, then erase again.")
+            raise InvalidError(summary, table=target.name).advising("disable the trigger or rule, then erase again.")
     return rows
 
 
@@ -85,7 +93,7 @@ def _translated(error: Exception, table: str) -> StreamsemError:
     if isinstance(translated, PublishError):
         summary = "the database refuses to delete the rows; no rows were erased from the table"
         return DataError(summary, **translated.fields).advising(
-            "grant DELETE, or remove what `constraint` or `reason` names; or delete the rows by a statement of your own. Then erase again."
+            "grant DELETE, or remove what `constraint` or `reason` names; or delete the rows with your own SQL statement. Then erase again."
         )
     summary = "the database did not report the result of the deletion; whether rows were erased is unknown"
     return UnavailableError(summary, **translated.fields).advising("repeat the command: it erases what is left.")

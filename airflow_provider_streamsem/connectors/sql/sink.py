@@ -331,9 +331,11 @@ class JdbcSink(TransactionalSink[_Handle]):
     def erases_rows(self) -> bool:
         return True
 
-    def erase_rows(self, predicate: Predicate, *, dry_run: bool) -> TableErasure | None:
+    def erase_rows(
+        self, predicate: Predicate, *, dry_run: bool, before_commit: Callable[[], None]
+    ) -> TableErasure | None:
         """Erase the rows in one transaction."""
-        return erase(self._connected, self.table, predicate, dry_run=dry_run)
+        return erase(self._connected, self.table, predicate, dry_run=dry_run, before_commit=before_commit)
 
     def copies_of_erased(self) -> tuple[str, ...]:
         return (f"backups, replicas and the transaction log of the database of the table {self.table}",)

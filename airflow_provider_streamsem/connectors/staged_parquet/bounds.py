@@ -1,8 +1,9 @@
 """
 The statistics of staged files that become files of a table.
 
-They contain values of rows, such as the least and the greatest user id of a file. The entries of a log are never deleted, so the log must not store them: an
-erasure could not remove them. The process that stages a file keeps its statistics in memory until it publishes the file. Any other publisher reads the footer.
+They contain values of rows: the minimum and the maximum of each column. The entries of a log are never deleted, so an erasure could not remove these values
+from it. The log therefore does not store them. The process that stages a file keeps its statistics in memory. Any other publisher reads them from the Parquet
+footer of the file.
 """
 
 from __future__ import annotations
@@ -52,7 +53,10 @@ def stats_of(location: str, files: Sequence[DataFile], stats: Callable[[Any], st
         stat = dataset.stat(file.key)
         if stat is None:
             summary = "a staged file is missing: another publisher has published the batch, or the file was deleted"
-            raise UnavailableError(summary, invariant="I6", location=location, key=file.key)
+            raise UnavailableError(summary, invariant="I6", location=location, key=file.key).advising(
+                "run again: if another publisher has published the batch, the run finds its receipts. Otherwise restore the file, or skip the version: "
+                "`streamsem skip`."
+            )
         return stats(footers.describe(dataset, stat, "parquet").parquet)
 
     with ThreadPoolExecutor(_READERS) as pool:

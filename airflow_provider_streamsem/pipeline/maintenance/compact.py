@@ -12,11 +12,9 @@ from airflow_provider_streamsem.arguments import text
 from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
 from airflow_provider_streamsem.engine import Engine
 from airflow_provider_streamsem.errors import (
-    HeldVersionError,
     InvalidError,
-    OpenVersionError,
 )
-from airflow_provider_streamsem.pipeline.maintenance.idle import idle_head
+from airflow_provider_streamsem.pipeline.maintenance.idle import idle_head, refuse_pending_removal
 from airflow_provider_streamsem.pipeline.maintenance.staged_version import Attempt, commit_staged
 from airflow_provider_streamsem.pipeline.spec.binding import (
     BoundPipeline,
@@ -36,6 +34,7 @@ from airflow_provider_streamsem.protocol.view import ClosedHead, LogView, OpenHe
 from airflow_provider_streamsem.verbs import DRY_RUN, MAX_BYTES, TARGET_FILE_BYTES
 
 logger = telemetry.log_of(__name__)
+_NOT_COMPACTED = "the table was not compacted"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,12 +164,12 @@ def _compact_table(pipeline: Pipeline, log: CommitLog, name: str, sizes: _Sizes,
         read_head(pipeline, log)  # checks that the log has the immutable fields of the pipeline
     else:
         bound = bind_existing(pipeline, log)
-        _refuse_removal(bound.log)
+        refuse_pending_removal(bound.log, _NOT_COMPACTED)
     done = pipeline.sinks[name].compact_table(
         target_file_bytes=sizes.target,
         max_bytes=sizes.most,
         dry_run=dry_run,
-        before_commit=lambda: _refuse_removal(log),
+        before_commit=lambda: refuse_pending_removal(log, _NOT_COMPACTED),
     )
     rewrites = [
         Compacted(
@@ -190,24 +189,6 @@ def _compact_table(pipeline: Pipeline, log: CommitLog, name: str, sizes: _Sizes,
         for rewrite in rewrites:
             logger.info("table of sink %s: %d files rewritten into %d", name, rewrite.files, rewrite.new_files)
     return rewrites
-
-
-def _refuse_removal(log: CommitLog) -> None:
-    """A reprocessing run or a rollback checks before its plan that the table has the files to remove. Without them, its publish fails."""
-    head = log.newest_head()
-    if isinstance(head, OpenHead):
-        plan = head.plan
-    elif head.has_pending_publishes:
-        plan = log.closed_version(head.closed)[0]
-    else:
-        return
-    if plan.work.is_held and isinstance(head, OpenHead):
-        raise HeldVersionError("the open version is held; the table was not compacted", version=plan.version)
-    if plan.work.hidden.commits or plan.work.hidden.after is not None:
-        summary = (
-            f"a {plan.work.name} is not published yet, and must remove files from tables; the table was not compacted"
-        )
-        raise OpenVersionError(summary, version=plan.version)
 
 
 @dataclass(frozen=True, slots=True)

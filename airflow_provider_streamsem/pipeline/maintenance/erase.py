@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import base64
-import json
-from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from airflow_provider_streamsem import registry, telemetry
@@ -15,7 +14,10 @@ from airflow_provider_streamsem.connectors.sink import PublishingSink, TableEras
 from airflow_provider_streamsem.engine import Engine
 from airflow_provider_streamsem.errors import InvalidError, OpenVersionError, StreamsemError
 from airflow_provider_streamsem.pipeline.maintenance.compact import commits_of_files, erased_rows
-from airflow_provider_streamsem.pipeline.maintenance.idle import idle_head
+from airflow_provider_streamsem.pipeline.maintenance.idle import idle_head, refuse_pending_removal
+from airflow_provider_streamsem.pipeline.maintenance.remaining_copies import found_in_log, remaining_copies
+from airflow_provider_streamsem.pipeline.maintenance.retention import expire
+from airflow_provider_streamsem.pipeline.maintenance.selected_rows import Counts, SelectedRows, Selector
 from airflow_provider_streamsem.pipeline.maintenance.staged_version import Attempt, commit_staged
 from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.pipeline.spec.binding import BoundPipeline, bind_existing, existing_record, read_head
@@ -24,13 +26,14 @@ from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.entries import (
     DataFile,
+    Json,
     Outcome,
+    PipelineRecord,
     Quarantine,
     StagedManifest,
 )
-from airflow_provider_streamsem.protocol.kinds.alter import Alter
 from airflow_provider_streamsem.protocol.kinds.erase import Erase, ErasedFiles, ErasedRecords
-from airflow_provider_streamsem.protocol.view import ClosedHead, LogView, OpenHead
+from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead
 from airflow_provider_streamsem.verbs import DRY_RUN, MAX_BYTES, TARGET_FILE_BYTES
 
 logger = telemetry.log_of(__name__)
@@ -58,20 +61,36 @@ class Erased:
     """
     The result of an erasure, or of its dry run.
 
+    A repetition counts only what it has erased itself.
+
     :param versions: the versions of the log that have erased rows, quarantined records or tombstones
     :param sinks: the sinks with rows that were erased
     :param quarantined: number of quarantined records that were erased
+    :param quarantined_in: the versions that had quarantined these records
     :param tombstones: number of tombstones that were erased
-    :param not_selected: the sinks whose rows do not have the columns of the predicate
-    :param left: where the rows may still be, and what deletes them there, one sentence each
+    :param without_columns: the sinks whose rows or table lack a column of the predicate, and those without a table yet
+    :param refused: the sinks from which nothing was erased, each with its error. Correct the cause, and erase again
+    :param remaining: where the rows may still be, and what deletes them there, one sentence each
     """
 
     versions: tuple[int, ...] = ()
     sinks: tuple[ErasedFromSink, ...] = ()
     quarantined: int = 0
+    quarantined_in: tuple[int, ...] = ()
     tombstones: int = 0
-    not_selected: tuple[str, ...] = ()
-    left: tuple[str, ...] = ()
+    without_columns: tuple[str, ...] = ()
+    refused: tuple[str, ...] = ()
+    remaining: tuple[str, ...] = ()
+
+    @property
+    def refused_error(self) -> InvalidError | None:
+        """The error for the sinks from which nothing was erased; ``None`` if there is none."""
+        if not self.refused:
+            return None
+        summary = "sinks refused the erasure. What the other sinks and the log had of the rows was erased"
+        return InvalidError(summary, refused=list(self.refused)).advising(
+            "do what each error says, then erase again: the erasure finds what remains."
+        )
 
 
 @with_log_location
@@ -86,111 +105,134 @@ def erase(
     log: CommitLog | None = None,
 ) -> Erased:
     """
-    Erase the rows of a person, for example, from everything that the pipeline stores: files, tables, staged rows, quarantined records and tombstones.
+    Erase the rows that a predicate selects, for example those of a person, from everything that the pipeline stores: visible and old files, staged files,
+    quarantined records, tombstones, and the tables of sinks.
 
     The predicate selects rows by values of columns: ``user_id = 42``, ``name = 'O''Brien'``, ``id IN (1, 2)``, joined by ``AND``. No type is converted.
 
-    * For files sinks, each version of the log of kind ``erase`` writes the other rows of some commits to new files. All versions before it expire: no
-      reader, rollback or reprocessing run finds the rows again. Then vacuum deletes the old files.
+    * Files sinks: a version of the log of kind ``erase`` writes the other rows of the affected commits to new files, or several versions do. All versions
+      before it expire: no reader, rollback or reprocessing run finds the rows again. Then vacuum deletes the old files. If only old files have selected rows,
+      an expiry is committed in place of an erasure.
     * Quarantined records have no columns. A record is erased if its text contains a value of each condition as a whole word.
-    * From Delta, Iceberg and SQL tables, the rows are deleted in one commit for each table. Earlier versions of a table keep them; see ``left``.
+    * Delta, Iceberg and SQL tables: the rows are deleted in one commit for each table. Earlier versions of the table keep them; see ``remaining``.
     * Tombstones of sinks with ``changes`` are erased if their key has the columns. A late change of such a key then counts as new.
 
-    The erasure can be repeated at any time. If it fails, or its process dies, a repetition erases what is left. Rows that the source delivers afterwards
-    are new rows, so stop them first. The predicate is stored nowhere.
+    The erasure can be repeated at any time. If it fails, or its process dies, a repetition erases what remains. Rows that the source delivers afterwards are
+    new rows, so stop them first. This package stores the predicate nowhere.
 
     :param where: the predicate
-    :param dry_run: write nothing, and return what would be erased
+    :param dry_run: write nothing, and return what would be erased. Whether a version is open is not checked
     :param target_file_bytes: the size in bytes of new files of files sinks, 65,536 or more
-    :param max_bytes: the maximum size in bytes of the files that one version rewrites, unless a single commit has more
+    :param max_bytes: the maximum size in bytes of the files of a files sink that one version rewrites, unless a single commit has more
     :param engine: default: Spark in this process. The engine starts a session only if the pipeline has a files sink
     :param log: default: the log at ``pipeline.log``
-    :raises InvalidError: the predicate is not valid or fits no sink, there is no log, or a table does not permit the deletion. Nothing was erased
+    :raises InvalidError: the predicate is not valid or fits no sink, or there is no log. Nothing was erased. A table that does not permit the erasure raises no
+        error if others do: see ``refused`` of the result
     :raises ConflictError: the log has other immutable fields than the pipeline
-    :raises OpenVersionError: a version is open or not published yet, or another writer created the next version
+    :raises OpenVersionError: a version is open or not published yet, or another writer created the next version. What was erased before stays erased
     :raises HeldVersionError: the open version is held
-    :raises DataError: files cannot be read, or the rows of new files differ from those to keep. They are not visible
+    :raises DataError: files cannot be read, or the rows of new files differ from those to keep. These files are not visible
     :raises UnavailableError: other writers changed a table, or a store or catalog did not report the result of a request
+    :raises StreamsemError: as :func:`vacuum <airflow_provider_streamsem.pipeline.maintenance.vacuum.vacuum>` does, after the rows were erased
     """
     predicate, dry_run = Predicate.parse(where), DRY_RUN.checked(dry_run)
-    target_file_bytes, max_bytes = TARGET_FILE_BYTES.checked(target_file_bytes), MAX_BYTES.checked(max_bytes)
+    sizes = _Sizes(TARGET_FILE_BYTES.checked(target_file_bytes), MAX_BYTES.checked(max_bytes))
     log = log or commit_log_at(pipeline.log)
-    existing_record(pipeline, log)
-    engine = engine or registry.load("engines", "spark")()
-    erasure = _Erasure(pipeline, log, predicate, engine, target_file_bytes, max_bytes)
+    record = existing_record(pipeline, log)
+    erasure = _Erasure(pipeline, log, record, predicate, sizes, engine or registry.load("engines", "spark")())
+    if record.fork is not None and log.find_head().outcome is None:
+        raise InvalidError(
+            "the fork has no version yet, and its state is that of the original; nothing was erased"
+        ).advising("run the fork once, then erase again. Or drop it with `streamsem drop`.")
     if dry_run:
-        outcome = read_head(pipeline, log).outcome
-        return erasure.preview(outcome)
-    bound = bind_existing(pipeline, log)
-    return erasure.run(bound)
+        return erasure.preview(read_head(pipeline, log).outcome)
+    return erasure.run(bind_existing(pipeline, log))
 
 
 @dataclass(frozen=True, slots=True)
-class _Selected:
-    """What the predicate selects in the log of a pipeline. ``files`` are those with selected rows, by sink: key → number of these rows."""
+class _Sizes:
+    """``target`` are the bytes of a new file, and ``most`` those of the files that one version rewrites."""
 
-    view: LogView
-    files: Mapping[str, Mapping[str, int]]
-    quarantine: Mapping[int, Sequence[bytes]]
-    """Version → its quarantined records that are left."""
-    records: int
-    tombstones: Mapping[str, int]
-
-    @property
-    def is_nothing(self) -> bool:
-        return not (any(self.files.values()) or self.quarantine or self.tombstones)
+    target: int
+    most: int
 
 
 class _Erasure:
+    """One erasure. The tables that refuse it do not stop it: their errors are part of its result."""
+
     def __init__(
         self,
         pipeline: Pipeline,
         log: CommitLog,
+        record: PipelineRecord,
         predicate: Predicate,
+        sizes: _Sizes,
         engine: Engine,
-        target_file_bytes: int,
-        max_bytes: int,
     ) -> None:
-        self._pipeline, self._log, self._predicate, self._engine = pipeline, log, predicate, engine
-        self._target_file_bytes, self._max_bytes = target_file_bytes, max_bytes
-        self._counted: dict[tuple[str, str], int] = {}
-        self._not_selected: set[str] = set()
+        self._pipeline, self._log, self._record, self._predicate = pipeline, log, record, predicate
+        self._sizes, self._engine = sizes, engine
+        self._selector = Selector(pipeline, log, predicate, engine)
+        self._without_columns: set[str] = set()
+        self._refused: dict[str, InvalidError] = {}
 
     def preview(self, outcome: Outcome | None) -> Erased:
         tables = self._tables(dry_run=True)
-        selected = self._select(outcome)
-        self._check_columns()
-        return self._result([selected], tables, versions=(), left=self._left(outcome))
+        found = [] if outcome is None else [self._selector.select(outcome)]
+        if outcome is not None and found[0].is_nothing:
+            found.append(SelectedRows(files=self._selector.select_old_files(outcome, found[0].view)))
+        self._check_sinks(found, tables)
+        return self._result(found, tables, versions=(), remaining=self._remaining(outcome))
 
     def run(self, bound: BoundPipeline) -> Erased:
-        self._tables(dry_run=True)  # refuses a table before anything is erased
-        done: list[_Selected] = []
+        tables = self._tables(dry_run=True)
+        done: list[SelectedRows] = []
         versions: list[int] = []
         while True:
             head = idle_head(bound, "erasure", closes_staged=True)
-            selected = self._select_at(head)
-            self._check_columns()
+            if head.outcome is None:
+                break
+            selected = self._select(head)
+            self._check_sinks([*done, selected], tables)
             if selected.is_nothing:
                 break
             committed = self._first_group(selected)
             versions.append(self._commit(bound, head, committed).version)
             done.append(committed)
+        if head.outcome is not None and not versions and (old := self._select_old_files(head)):
+            versions.append(self._expire(bound, head))
+            done.append(SelectedRows(files=old))
         tables = self._tables(dry_run=False)
-        vacuum(self._pipeline, log=self._log)
-        left = (*self._left(self._log.newest_head().outcome), *self._still_in_log())
-        return self._result(done, tables, versions=tuple(versions), left=left)
+        vacuum(self._pipeline, all_versions=True, log=self._log)
+        remaining = (*self._remaining(self._log.newest_head().outcome), *found_in_log(self._log, self._predicate))
+        return self._result(done, tables, versions=tuple(versions), remaining=remaining)
 
-    def _select_at(self, head: ClosedHead) -> _Selected:
+    def _select(self, head: ClosedHead) -> SelectedRows:
+        assert head.outcome is not None  # see run
+        with self._naming_other_writers(head):
+            return self._selector.select(head.outcome)
+
+    def _select_old_files(self, head: ClosedHead) -> Mapping[str, Counts]:
+        assert head.outcome is not None  # see run
+        with self._naming_other_writers(head):
+            return self._selector.select_old_files(head.outcome, self._log.view(version=head.closed))
+
+    @contextmanager
+    def _naming_other_writers(self, head: ClosedHead) -> Iterator[None]:
+        """Vacuum may delete a file after another writer has committed. The error that the file is missing would be misleading."""
         try:
-            return self._select(head.outcome)
+            yield
         except StreamsemError as error:
             newest = self._log.newest_head()
             if newest.closed == head.closed:
                 raise
-            summary = "another writer committed a version, and the files that the erasure reads may have been deleted; erase again"
+            summary = "another writer committed a version while the erasure read files; rows that earlier versions of the erasure have erased stay erased"
             raise OpenVersionError(summary, version=newest.closed) from error
 
-    def _commit(self, bound: BoundPipeline, head: ClosedHead, selected: _Selected) -> Outcome:
+    def _expire(self, bound: BoundPipeline, head: ClosedHead) -> int:
+        """Let the versions expire whose files have selected rows that no reader of the newest version reads. Return the version of the expiry."""
+        return head.closed if head.oldest_readable >= head.closed else expire(bound, head.closed).version
+
+    def _commit(self, bound: BoundPipeline, head: ClosedHead, selected: SelectedRows) -> Outcome:
         """Commit one version: a group of files, and with it all quarantined records and tombstones."""
         sink, counts = next(iter(selected.files.items()), ("", {}))
         versions = {file.version for file in selected.view.sink(sink) if file.file.key in counts}
@@ -205,9 +247,7 @@ class _Erasure:
                 rows=sum(file.file.rows for file in files) + before,
                 erased=before + now,
             )
-        quarantine = tuple(
-            ErasedRecords(version=version, left=len(lines)) for version, lines in sorted(selected.quarantine.items())
-        )
+        quarantine = tuple(ErasedRecords(version=at, kept=len(lines)) for at, lines in sorted(selected.kept.items()))
         work = Erase(files=erased, quarantine=quarantine, tombstones=dict(selected.tombstones))
         state = None if head.outcome is None else head.outcome.state
 
@@ -219,32 +259,33 @@ class _Erasure:
                     sink,
                     erased.commits,
                     [file.file for file in files],
-                    target_file_bytes=self._target_file_bytes,
+                    target_file_bytes=self._sizes.target,
                     erased=self._predicate,
                     erased_rows=now,
                 )
-                self._counted |= {(sink, file.key): 0 for file in sinks[sink].files}
-            tombstones = None
-            if selected.tombstones:
-                from airflow_provider_streamsem.tombstones import without_selected
-
-                tombstones = without_selected(
-                    state,
-                    selected.tombstones,
-                    self._predicate,
-                    log=self._log.store.url,
-                    version=attempt.version,
-                    attempt_id=attempt.id,
-                )
+                self._selector.expect_nothing_in(sink, sinks[sink].files)
+            tombstones = self._other_tombstones(attempt, state, selected) if selected.tombstones else None
             return attempt.staged(sinks, quarantine=self._stored(attempt, selected), state=tombstones)
 
         return commit_staged(bound, head, work, run_key="erase", stage=stage)
 
-    def _stored(self, attempt: Attempt, selected: _Selected) -> Quarantine:
-        """Store the quarantined records that are left: one object for each version with any, in ascending order of versions."""
+    def _other_tombstones(self, attempt: Attempt, state: Json, selected: SelectedRows) -> Json:
+        from airflow_provider_streamsem.tombstones import without_selected
+
+        return without_selected(
+            state,
+            selected.tombstones,
+            self._predicate,
+            log=self._log.store.url,
+            version=attempt.version,
+            attempt_id=attempt.id,
+        )
+
+    def _stored(self, attempt: Attempt, selected: SelectedRows) -> Quarantine:
+        """Store the quarantined records to keep: one object for each version with any, in ascending order of versions."""
         written: list[str] = []
         rows = 0
-        for _, lines in sorted(selected.quarantine.items()):
+        for _, lines in sorted(selected.kept.items()):
             if lines:
                 key = keys.quarantine(attempt.version, attempt.id, len(written))
                 self._log.create(key, b"".join(line + b"\n" for line in lines))
@@ -252,8 +293,8 @@ class _Erasure:
                 rows += len(lines)
         return Quarantine(rows=rows, keys=tuple(written))
 
-    def _first_group(self, selected: _Selected) -> _Selected:
-        """Leave only the oldest versions with selected rows in one sink, up to the maximum size. All files of a version are rewritten together."""
+    def _first_group(self, selected: SelectedRows) -> SelectedRows:
+        """Keep only the oldest versions with selected rows in one sink, up to the maximum size. All files of a version are rewritten together."""
         sink, counts = next(((name, found) for name, found in sorted(selected.files.items()) if found), ("", {}))
         by_version: dict[int, list[DataFile]] = defaultdict(list)
         for file in selected.view.sink(sink):
@@ -262,92 +303,60 @@ class _Erasure:
         for _, files in sorted(by_version.items()):
             if not any(file.key in counts for file in files):
                 continue
-            if group and sum(file.bytes for file in [*group, *files]) > self._max_bytes:
+            if group and sum(file.bytes for file in [*group, *files]) > self._sizes.most:
                 break
             group += files
         chosen = {file.key: counts[file.key] for file in group if file.key in counts}
         return replace(selected, files={sink: chosen} if chosen else {})
 
-    def _select(self, outcome: Outcome | None) -> _Selected:
-        if outcome is None:
-            return _Selected(LogView(), {}, {}, 0, {})
-        view = self._log.view(version=outcome.version)
-        files = {
-            name: self._selected_files(name, view, outcome)
-            for name, sink in self._pipeline.sinks.items()
-            if not sink.is_outside_log
-        }
-        quarantine, records = self._selected_records(outcome)
-        tombstones: Mapping[str, int] = {}
-        if self._pipeline.keeps_layers:
-            from airflow_provider_streamsem.tombstones import count_selected
-
-            tombstones = count_selected(outcome.state, self._predicate, log=self._log.store.url)
-        return _Selected(view, files, quarantine, records, tombstones)
-
-    def _selected_files(self, name: str, view: LogView, outcome: Outcome) -> dict[str, int]:
-        """Each file is read once, because files never change."""
-        files = [file.file for file in view.sink(name) if file.file.rows]
-        unknown = [file for file in files if (name, file.key) not in self._counted]
-        schema = outcome.schemas.get(name)
-        counts: Mapping[str, int] | None = {}
-        if unknown and schema is not None:
-            counts = self._engine.count_selected(self._pipeline.sinks[name], unknown, schema, self._predicate)
-        if counts is None:
-            self._not_selected.add(name)
-        else:
-            self._counted |= {(name, file.key): counts.get(file.key, 0) for file in unknown}
-        return {file.key: count for file in files if (count := self._counted.get((name, file.key), 0))}
-
-    def _selected_records(self, outcome: Outcome) -> tuple[dict[int, list[bytes]], int]:
-        """Return version → the records that are left, for each version with selected quarantined records, and the number of the selected records."""
-        replaced = self._log.erased_quarantine(outcome)
-        listed = {key.split("/")[1] for key in self._log.list_keys(keys.QUARANTINE)}
-        versions = {version for text in listed if (version := keys.position(text)) is not None} | {*replaced}
-        left: dict[int, list[bytes]] = {}
-        selected = 0
-        for version in sorted(version for version in versions if version <= outcome.version):
-            of_version = self._log.outcome(version)
-            quarantine = replaced.get(version) or (Quarantine() if of_version is None else of_version.quarantine)
-            lines = [line for key in quarantine.keys for line in (self._log.read(key) or b"").splitlines()]
-            kept = [line for line in lines if not self._predicate.is_in_text(_text(line))]
-            if len(kept) < len(lines):
-                left[version] = kept
-                selected += len(lines) - len(kept)
-        return left, selected
-
-    def _publishing_sinks(self) -> Iterator[tuple[str, PublishingSink]]:
-        for name, sink in sorted(self._pipeline.sinks.items()):
-            if isinstance(sink, PublishingSink):
-                yield name, sink
-
     def _tables(self, *, dry_run: bool) -> dict[str, TableErasure]:
-        found = {}
-        for name, sink in self._publishing_sinks():
-            erased = sink.erase_rows(self._predicate, dry_run=dry_run) if sink.erases_rows else None
+        found: dict[str, TableErasure] = {}
+        self._refused, self._without_columns = {}, set()
+        for name, sink in sorted(self._pipeline.sinks.items()):
+            if not isinstance(sink, PublishingSink) or not sink.erases_rows:
+                continue
+            try:
+                erased = sink.erase_rows(self._predicate, dry_run=dry_run, before_commit=self._refuse_removal)
+            except InvalidError as error:
+                self._refused[name] = error
+                continue
             if erased is None:
-                self._not_selected.add(name)
+                self._without_columns.add(name)
             else:
                 found[name] = erased
                 if not dry_run:
-                    logger.info("sink %s: %d rows erased from the table", name, erased.rows)
+                    logger.info("sink %s: %d rows were erased from the table", name, erased.rows)
         return found
 
-    def _check_columns(self) -> None:
-        if self._not_selected == {*self._pipeline.sinks}:
-            summary = "no sink of the pipeline has the columns of the predicate; nothing was erased"
-            raise InvalidError(summary, columns=list(self._predicate.columns), sinks=sorted(self._not_selected))
+    def _refuse_removal(self) -> None:
+        refuse_pending_removal(self._log, "the rows of the table were not erased")
+
+    def _check_sinks(self, found: Sequence[SelectedRows], tables: Mapping[str, TableErasure]) -> None:
+        """Refuse a predicate that fits no sink, unless it selects quarantined records or tombstones."""
+        refused = {**self._selector.unfit, **self._refused}
+        searched = {name for name in self._selector.searched if name not in refused} | {*tables}
+        if searched or not all(each.is_nothing for each in found):
+            return
+        if refused:
+            error = refused[min(refused)]
+            raise error
+        summary = (
+            "no sink of the pipeline has the columns of the predicate in rows that can be erased; nothing was erased"
+        )
+        raise InvalidError(summary, columns=list(self._predicate.columns), sinks=sorted(self._pipeline.sinks))
 
     def _result(
         self,
-        selected: Sequence[_Selected],
+        selected: Sequence[SelectedRows],
         tables: Mapping[str, TableErasure],
         *,
         versions: tuple[int, ...],
-        left: tuple[str, ...],
+        remaining: Iterable[str],
     ) -> Erased:
         files: dict[str, dict[str, int]] = defaultdict(dict)
+        records: dict[int, int] = {}
         for each in selected:
+            records |= each.records
             for name, counts in each.files.items():
                 files[name] |= counts
         sinks = [
@@ -360,58 +369,19 @@ class _Erasure:
             for name, found in tables.items()
             if found.rows
         ]
+        of_tables = (f"sink {name}: {sentence}" for name, found in tables.items() for sentence in found.remaining)
         return Erased(
             versions=versions,
             sinks=tuple(sorted(sinks, key=lambda each: each.sink)),
-            quarantined=sum(each.records for each in selected),
+            quarantined=sum(records.values()),
+            quarantined_in=tuple(sorted(records)),
             tombstones=sum(sum(each.tombstones.values()) for each in selected),
-            not_selected=tuple(sorted(self._not_selected)),
-            left=left,
+            without_columns=tuple(sorted(self._without_columns | self._selector.without_columns)),
+            refused=tuple(
+                f"sink {name}: {error}" for name, error in sorted({**self._selector.unfit, **self._refused}.items())
+            ),
+            remaining=(*of_tables, *remaining),
         )
 
-    def _left(self, outcome: Outcome | None) -> tuple[str, ...]:
-        """Say where the rows may still be."""
-        pipeline = self._pipeline
-        left = ["the source: delete the records there, or a reprocessing run reads them again"]
-        for name, sink in sorted(pipeline.sinks.items()):
-            left += [f"sink {name}: {sentence}" for sentence in sink.copies_of_erased()]
-            named = sorted({*self._predicate.columns} & {*sink.partitions})
-            if named and not sink.is_outside_log:
-                left.append(
-                    f"sink {name}: the log names the partitions of deleted files, with the values of {', '.join(named)}"
-                )
-        if pipeline.state is not None:
-            left.append(
-                "the state of stateful operators: remove the values with `streamsem alter` and a changed `state`, or wait until their state expires"
-            )
-        removed = sorted({name for _, alter in self._log.commits_of(Alter, outcome) for name in alter.removed})
-        if removed:
-            left.append(
-                f"the former datasets and tables of sinks that an alter removed ({', '.join(removed)}): delete them"
-            )
-        left.append(
-            "forks of the pipeline, and pipelines that read it: run `streamsem erase` for each of them; copies and backups that others have made"
-        )
-        return tuple(left)
-
-    def _still_in_log(self) -> Iterator[str]:
-        """Search the entries of the log for the values, as bytes. Short values are not sought, because they occur by chance."""
-        found: Counter[str] = Counter()
-        for key in self._log.list_keys(""):
-            if not key.endswith((".json", ".jsonl")):
-                continue
-            text = (self._log.read(key) or b"").decode("utf-8", "replace")
-            if self._predicate.names_value_in(text):
-                found[key.split("/")[0]] += 1
-        if found:
-            objects = ", ".join(f"{count} of {directory}" for directory, count in sorted(found.items()))
-            yield f"objects of the log that contain a value, for example as part of the name of a source file: {objects}"
-
-
-def _text(line: bytes) -> str:
-    """Return the texts of a quarantined record, without its JSON escapes."""
-    record = json.loads(line)
-    raw = record.get("raw") or ""
-    if record.get("encoding") == "base64":
-        raw = base64.b64decode(raw).decode("utf-8", "replace")
-    return "\n".join([raw, *(value for name, value in record.items() if name != "raw" and isinstance(value, str))])
+    def _remaining(self, outcome: Outcome | None) -> Iterator[str]:
+        return remaining_copies(self._pipeline, self._log, self._record, outcome, self._predicate)

@@ -15,7 +15,7 @@ Attempt = tuple[int, str]
 """Version and attempt id."""
 
 
-def unneeded_layers(log: CommitLog, newest: Outcome, begin: int, oldest: int) -> Iterator[Attempt]:
+def unneeded_layers(log: CommitLog, newest: Outcome, begin: int, oldest: int, initial_state: Json) -> Iterator[Attempt]:
     """
     Yield the attempts of versions below ``oldest`` whose layers no run needs: the states that a run may still load do not name them.
 
@@ -24,6 +24,7 @@ def unneeded_layers(log: CommitLog, newest: Outcome, begin: int, oldest: int) ->
     then.
 
     :param begin: an earlier vacuum has deleted what was unneeded at this version
+    :param initial_state: the state before version 0. A fork has copied its layers, with the version numbers of the original
     """
     if oldest <= begin:
         return
@@ -33,7 +34,7 @@ def unneeded_layers(log: CommitLog, newest: Outcome, begin: int, oldest: int) ->
         for version in range(begin, oldest)
         for _, attempt_id in log.retrying.repeat(partial(layers_dataset(log.store.url).attempts, version))
     }
-    earlier = _named(log, newest, begin) if begin > 0 else set[Attempt]()
+    earlier = _named(log, newest, begin) if begin > 0 else _attempts(initial_state)
     yield from sorted((earlier | written) - needed)
 
 

@@ -82,8 +82,8 @@ def vacuum(
     """
     Delete the output of losing attempts of closed versions: files, then quarantined records, then manifests (V1 to V3).
 
-    Also delete the rows that were staged for sinks outside the log, once the receipts exist (V4). Also delete the operators' state that only versions before
-    the newest ``state.keep_versions`` need (V7).
+    Also delete the rows that were staged for sinks outside the log, once the receipts exist (V4), the operators' state that only versions before the newest
+    ``state.keep_versions`` need (V7), and quarantined records that were erased (V10).
 
     With ``keep_versions``, also let older versions expire, and delete the data files that no reader of a kept version needs (V8): those of commits that a
     reprocessing run replaced or a rollback removed, of commits whose rows a :func:`compaction <compact>` has stored again, and of compactions that no longer
@@ -245,7 +245,8 @@ def _expired_attempts(
     if not pipeline.keeps_layers:
         return [*found.values()]
     layers = layers_dataset(log.store.url)
-    unneeded = unneeded_layers(log, newest, begin, oldest)
+    record = log.existing_pipeline()
+    unneeded = unneeded_layers(log, newest, begin, oldest, record.initial_state)
     stored = (each for each in unneeded if each in log.retrying.repeat(partial(layers.attempts, each[0])))
     return [*found.values(), *((STATE, layers, *each) for each in stored)]
 
@@ -352,21 +353,35 @@ class _SinkLocation:
         self.name, self.sink = name, pipeline.sinks[name]
         # A sink that copies the rows from the staged files needs these files only until the receipts exist.
         self._copies_rows = self.sink.is_outside_log and not publishing_sink(pipeline, name).keeps_staged
-        is_table = self.sink.is_outside_log and not self._copies_rows
-        self._in_use = cache(publishing_sink(pipeline, name).attempts_in_use) if is_table else set[tuple[int, str]]
+        self._is_table = self.sink.is_outside_log and not self._copies_rows
+        self._in_use = (
+            cache(publishing_sink(pipeline, name).attempts_in_use) if self._is_table else set[tuple[int, str]]
+        )
 
     def deletable(self, version: int, lost: _LostAttempts) -> Iterator[str]:
         for _, attempt_id in sorted(lost.log.retrying.repeat(partial(self.sink.attempts, version))):
             if lost(attempt_id) and (version, attempt_id) in self._in_use():
                 message = "sink %s: attempt %s of version %d lost according to the log, but the table references its files. Vacuum keeps these files"
                 logger.warning(message, self.name, attempt_id, version)
-            elif lost(attempt_id) or (self._copies_rows and self._is_published(lost.log, version)):
+            elif lost(attempt_id) or self._is_unneeded(lost.log, version, attempt_id):
                 yield attempt_id
+
+    def _is_unneeded(self, log: CommitLog, version: int, attempt_id: str) -> bool:
+        """Return whether nothing needs the staged files of the committed attempt."""
+        if self._copies_rows:
+            return self._is_published(log, version)
+        # The staged files would have become files of the table.
+        return self._is_table and self._is_skipped(log, version) and (version, attempt_id) not in self._in_use()
 
     def _is_published(self, log: CommitLog, version: int) -> bool:
         """Return whether the rows of a version were published to this sink. Its dataset may also have files of another sink, from before an alter."""
         receipts = log.receipts(version)
         return receipts is not None and self.name in receipts.sinks
+
+    def _is_skipped(self, log: CommitLog, version: int) -> bool:
+        """Return whether publishing a version to this sink was skipped."""
+        receipts = log.receipts(version)
+        return receipts is not None and self.name in receipts.sinks and receipts.sinks[self.name].result == "skipped"
 
 
 def _vacuumed_up_to(log: CommitLog) -> int:

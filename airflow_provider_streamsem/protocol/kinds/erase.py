@@ -23,7 +23,7 @@ from airflow_provider_streamsem.protocol.offsets import Offsets
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErasedFiles:
     """
-    The files of some commits of a sink, of which rows are erased.
+    The files of some commits of one sink, from which rows are erased.
 
     :param sink: the sink
     :param commits: versions in ascending order
@@ -42,15 +42,15 @@ class ErasedFiles:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErasedRecords:
     """
-    The quarantined records of a version, of which some are erased.
+    The quarantined records of a version, some of which are erased.
 
     :param version: the version that quarantined the records
-    :param left: the number of records that are not erased
+    :param kept: the number of records that are not erased
     :param stored: the object with these records, which takes the place of the objects of the version; ``None`` in a plan
     """
 
     version: int
-    left: int
+    kept: int
     stored: Quarantine | None = field(default=None, metadata=SPARSE)
 
 
@@ -105,16 +105,16 @@ class Erase(Kind):
         return {**others, **({"tombstones": self.state} if self.state else {})} or None
 
     def is_staged_by(self, manifest: StagedManifest) -> bool:
-        """Return whether the attempt has written the rows and the records that are left, and nothing else."""
+        """Return whether the attempt has written the rows and the records to keep, and nothing else."""
         files = set() if self.files is None else {self.files.sink}
-        rows = sum(records.left for records in self.quarantine)
+        rows = sum(records.kept for records in self.quarantine)
         return {*manifest.sinks} == files and manifest.quarantine.rows == rows and self.staged(manifest)._is_complete
 
     @property
     def _is_complete(self) -> bool:
         stored = [0 if records.stored is None else records.stored.rows for records in self.quarantine]
-        left = [records.left for records in self.quarantine]
-        return (self.files is None or has_its_rows(self.files)) and stored == left
+        kept = [records.kept for records in self.quarantine]
+        return (self.files is None or has_its_rows(self.files)) and stored == kept
 
     def staged(self, manifest: StagedManifest) -> Erase:
         files = self.files and replace(self.files, output=manifest.sinks.get(self.files.sink))
@@ -144,7 +144,7 @@ class Erase(Kind):
             (files is None or (names_earlier_commits(files, plan.version) and 0 < files.erased <= files.rows))
             and versions == sorted({*versions})
             and all(0 <= version < plan.version for version in versions)
-            and all(records.left >= 0 for records in self.quarantine)
+            and all(records.kept >= 0 for records in self.quarantine)
             and all(count > 0 for count in self.tombstones.values())
             and (files is not None or self.quarantine or self.tombstones)
         )
@@ -168,7 +168,7 @@ class Erase(Kind):
             raise self.damaged("an erasure has stored other numbers of rows or records than its plan", plan.version)
 
 
-def left_in_quarantine(erasures: Iterable[Erase]) -> dict[int, Quarantine]:
+def kept_in_quarantine(erasures: Iterable[Erase]) -> dict[int, Quarantine]:
     """
     Return version → the object that has taken the place of its quarantined records.
 
@@ -179,8 +179,8 @@ def left_in_quarantine(erasures: Iterable[Erase]) -> dict[int, Quarantine]:
 
 
 def _stored(quarantine: Quarantine, planned: tuple[ErasedRecords, ...]) -> Iterator[ErasedRecords]:
-    """An attempt writes one object for each version with records that are left, in this order."""
+    """An attempt writes one object for each version with records to keep, in this order."""
     objects = iter(quarantine.keys)
     for records in planned:
-        keys = tuple(key for key in [next(objects, None)] if key is not None) if records.left else ()
-        yield replace(records, stored=Quarantine(rows=records.left if keys else 0, keys=keys))
+        keys = tuple(key for key in [next(objects, None)] if key is not None) if records.kept else ()
+        yield replace(records, stored=Quarantine(rows=records.kept if keys else 0, keys=keys))

@@ -14,17 +14,26 @@ from deltalake import DeltaTable, write_deltalake
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from airflow_provider_streamsem import erase
+from airflow_provider_streamsem import FilesSink, erase
 from airflow_provider_streamsem.connectors.delta import rewrite as delta_rewrite
 from airflow_provider_streamsem.connectors.delta.sink import DeltaSink
 from airflow_provider_streamsem.connectors.predicate import Predicate
-from airflow_provider_streamsem.errors import DataError, InvalidError, StreamsemError, UnavailableError
+from airflow_provider_streamsem.errors import (
+    DataError,
+    InvalidError,
+    OpenVersionError,
+    StreamsemError,
+    UnavailableError,
+)
 from airflow_provider_streamsem.pipeline.maintenance.erase import Erased
+from airflow_provider_streamsem.pipeline.maintenance.selected_rows import Selector
+from airflow_provider_streamsem.pipeline.versions.publish import skip
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.steps import Steps
-from airflow_provider_streamsem.testing.stores import Crash
+from airflow_provider_streamsem.testing.stores import CountingStore, Crash
 from tests.connectors.batches import schema_of, staged
 from tests.connectors.delta.delta_fixture import DeltaFixture
+from tests.connectors.delta.tables import commit, create_table, definition, field
 from tests.connectors.odd_values import COLUMNS, odd_rows
 
 IDS = (4, 9, 10)
@@ -55,7 +64,7 @@ def test_rows_are_erased_in_one_entry_and_later_batches_are_published(fixture: D
     assert [(each.sink, each.rows, each.files) for each in result.sinks] == [("table", 3, 2)]
     assert result.sinks[0].table_version == str(before + 1) == str(DeltaTable(fixture.table).version())
     assert result.versions == (), "the log has no rows of a table"
-    assert any("VACUUM" in sentence for sentence in result.left)
+    assert any("VACUUM" in sentence for sentence in result.remaining)
     fixture.arrive(2)
     fixture.run("next")
     check(fixture)
@@ -108,7 +117,7 @@ def test_other_rows_keep_every_value_of_every_type(tmp_path_factory: Any, data: 
     for version, part in enumerate(rows):
         sink.publish(staged(sink, part, version, schema=schema))
     predicate = Predicate.parse(f"id IN ({', '.join(map(str, sorted(chosen)))})")
-    done = sink.erase_rows(predicate, dry_run=False)
+    done = sink.erase_rows(predicate, dry_run=False, before_commit=lambda: None)
     assert done is not None
     assert done.rows == len(chosen & {*range(8)})
     expected = [row for row in pa.concat_tables(rows).to_pylist() if row["id"] not in chosen]
@@ -123,7 +132,7 @@ def test_texts_nulls_and_partitions_are_selected_exactly(tmp_path: Path) -> None
     write_deltalake(sink.path, rows, partition_by=["p"])
     write_deltalake(sink.path, pa.table({"id": [7, 8], "p": ["x", "y"]}), mode="append", schema_mode="merge")
     for where, gone in (("v = 'a'", {0}), ("v = ''''", {6}), ("p = 'y'", {2, 5, 8}), ("p = 'x' AND v IN ('b')", set())):
-        sink.erase_rows(Predicate.parse(where), dry_run=False)
+        sink.erase_rows(Predicate.parse(where), dry_run=False, before_commit=lambda: None)
         kept = {*DeltaTable(sink.path).to_pyarrow_table()["id"].to_pylist()}
         assert not kept & gone
     assert kept == {1, 3, 4, 7}
@@ -135,7 +144,7 @@ def test_predicate_of_another_type_than_the_column_erases_nothing(tmp_path: Path
     rows = pa.table({"id": [4], "v": ["4"], "n": [1.0]})
     sink.publish(staged(sink, rows, 0, schema=schema_of(id="long", v="string", n="double")))
     with pytest.raises(InvalidError, match="type of a column does not fit"):
-        sink.erase_rows(Predicate.parse(where), dry_run=False)
+        sink.erase_rows(Predicate.parse(where), dry_run=False, before_commit=lambda: None)
     assert DeltaTable(sink.path).version() == 1
 
 
@@ -150,8 +159,10 @@ def test_table_that_a_delete_by_this_library_would_break_is_refused_by_name(tmp_
     DeltaTable.create(path, pa.schema([("id", pa.int64())]), configuration={property: "true"})
     write_deltalake(path, pa.table({"id": [1, 2]}), mode="append")
     with pytest.raises(InvalidError, match=rf"(?s){property}.*run DELETE"):
-        DeltaSink(path).erase_rows(Predicate.parse("id = 1"), dry_run=True)
-    assert DeltaSink(path).erase_rows(Predicate.parse("id = 3"), dry_run=False) is not None, "no row is to be deleted"
+        DeltaSink(path).erase_rows(Predicate.parse("id = 1"), dry_run=True, before_commit=lambda: None)
+    assert (
+        DeltaSink(path).erase_rows(Predicate.parse("id = 3"), dry_run=False, before_commit=lambda: None) is not None
+    ), "no row is to be deleted"
 
 
 def test_files_whose_new_rows_differ_are_not_committed(fixture: DeltaFixture, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -165,6 +176,81 @@ def test_files_whose_new_rows_differ_are_not_committed(fixture: DeltaFixture, mo
         erased(fixture)
     assert DeltaTable(fixture.table).version() == before
     assert len([*Path(fixture.table).glob("part-*.parquet")]) == 0, "the new files were deleted"
+
+
+def test_erasure_does_not_replace_files_that_a_reprocessing_run_must_remove(fixture: DeltaFixture) -> None:
+    """The run has checked that the table has its files. Without them, its publish would fail for ever."""
+    racing = [True]
+
+    real = Selector.select
+
+    def select(self: Selector, *arguments: Any) -> Any:
+        found = real(self, *arguments)
+        if racing.pop() if racing else False:
+            with suppress(Crash):
+                fixture.run("fix", reprocessed=0, store=_WithoutReceipts(fixture.store))
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Selector, "select", select)
+        with pytest.raises(OpenVersionError, match="not published yet"):
+            erased(fixture)
+    fixture.run("fix", reprocessed=0)
+    erased(fixture)
+    check(fixture)
+
+
+class _WithoutReceipts(CountingStore):
+    """A process that uses this store is killed before it publishes."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        created = super().create(key, data)
+        if key.endswith(".c.json"):
+            raise Crash
+        return created
+
+
+def test_table_with_column_mapping_is_refused_even_if_no_row_is_found(tmp_path: Path) -> None:
+    """A file has the physical names of columns, so a search by the logical names would find nothing."""
+    path = create_table(tmp_path / "table")
+    write_deltalake(path, pa.table({"id": [1]}), mode="append")
+    mapped = field("uid", **{"delta.columnMapping.id": 1, "delta.columnMapping.physicalName": "id"})
+    configuration = {"delta.columnMapping.mode": "name", "delta.columnMapping.maxColumnId": "1"}
+    _, metadata = definition([mapped], configuration=configuration)
+    commit(path, DeltaTable(path).version() + 1, {"protocol": {"minReaderVersion": 2, "minWriterVersion": 5}}, metadata)
+    with pytest.raises(InvalidError, match="columnMapping"):
+        DeltaSink(str(path)).erase_rows(Predicate.parse("uid = 1"), dry_run=True, before_commit=lambda: None)
+
+
+def test_refused_table_does_not_stop_the_erasure_from_other_sinks(tmp_path: Path) -> None:
+    fixture = DeltaFixture(tmp_path)
+    sinks = {"table": DeltaSink(fixture.table), "out": FilesSink(str(tmp_path / "out"), format="json")}
+    fixture.arrive(8)
+    fixture.run("first", drain=True, pipeline=fixture.pipeline(sinks=sinks))
+    DeltaTable(fixture.table).alter.set_table_properties({"delta.appendOnly": "true"})
+    done = erase(fixture.pipeline(sinks=sinks), where=WHERE, log=fixture.log(), engine=RowsEngine())
+    assert [(each.sink, each.rows) for each in done.sinks] == [("out", 3)]
+    assert len(done.refused) == 1
+    assert "delta.appendOnly" in done.refused[0]
+    assert done.refused_error is not None
+    DeltaTable(fixture.table).alter.set_table_properties({"delta.appendOnly": "false"})
+    done = erase(fixture.pipeline(sinks=sinks), where=WHERE, log=fixture.log(), engine=RowsEngine())
+    assert ([(each.sink, each.rows) for each in done.sinks], done.refused) == ([("table", 3)], ())
+
+
+def test_rows_of_a_skipped_version_are_deleted(tmp_path: Path) -> None:
+    fixture = DeltaFixture(tmp_path)
+    fixture.arrive(2)
+    fixture.run("first")
+    fixture.arrive(2)
+    with suppress(Crash):
+        fixture.run("second", store=_WithoutReceipts(fixture.store))
+    skip(fixture.pipeline(), 1, sink="table", reason="x", log=fixture.log())
+    staged_files = [*Path(fixture.table).glob("data/1/*/*.parquet")]
+    assert len(staged_files) == 1
+    erased(fixture, "id = 7")
+    assert not any(path.exists() for path in staged_files)
+    assert fixture.verdict().violations == []
 
 
 def test_crash_at_each_write_to_the_table_is_repaired_by_a_repetition(tmp_path: Path, watch_delta_writes: Any) -> None:

@@ -45,7 +45,7 @@ def lake(tmp_path: Path) -> Lake:
 
 
 def erased(lake: Lake, predicate: Predicate = WHERE, *, dry_run: bool = False) -> TableErasure:
-    done = lake.sink.erase_rows(predicate, dry_run=dry_run)
+    done = lake.sink.erase_rows(predicate, dry_run=dry_run, before_commit=lambda: None)
     assert done is not None
     return done
 
@@ -72,14 +72,22 @@ def test_file_of_which_all_rows_are_erased_leaves_the_table(lake: Lake) -> None:
 
 
 def test_predicate_that_does_not_fit_the_table_erases_nothing(lake: Lake) -> None:
-    assert lake.sink.erase_rows(Predicate.parse("other = 1"), dry_run=False) is None
+    assert lake.sink.erase_rows(Predicate.parse("other = 1"), dry_run=False, before_commit=lambda: None) is None
     with pytest.raises(InvalidError, match="type of a column does not fit"):
         erased(lake, Predicate.parse("id = '1'"))
     assert lake.rows() == [*range(8)]
 
 
+def test_branches_and_tags_that_keep_the_rows_are_named(lake: Lake) -> None:
+    snapshot = lake.table().current_snapshot()
+    assert snapshot is not None
+    with lake.table().manage_snapshots() as manage:
+        manage.create_tag(snapshot.snapshot_id, "audited").create_branch(snapshot.snapshot_id, "trial")
+    assert [sentence.split(" of ")[0] for sentence in erased(lake).remaining] == ["the branch trial", "the tag audited"]
+
+
 def test_table_that_does_not_exist_has_nothing_to_erase(tmp_path: Path) -> None:
-    assert Lake(tmp_path).sink.erase_rows(WHERE, dry_run=False) is None
+    assert Lake(tmp_path).sink.erase_rows(WHERE, dry_run=False, before_commit=lambda: None) is None
 
 
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
