@@ -117,7 +117,7 @@ class Predicate:
 
     def selected(self, rows: pa.Table, where: str = "") -> Any:
         """
-        Return for each row of a pyarrow table whether it is selected. The table must have the columns.
+        Return for each row of a pyarrow table whether it is selected. A column that the table lacks is null.
 
         :param where: names the table in an error
         :raises InvalidError: the type of a column does not fit
@@ -127,6 +127,8 @@ class Predicate:
 
         selected: Any = None
         for term in self.terms:
+            if term.column not in rows.schema.names:
+                return pa.repeat(False, rows.num_rows)
             column = rows[term.column]
             if pa.types.is_dictionary(column.type):
                 column = column.cast(column.type.value_type)

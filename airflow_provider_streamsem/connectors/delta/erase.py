@@ -7,7 +7,7 @@ table's log. Imports pyarrow, so only the sink imports this module, when it eras
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 from urllib.parse import unquote
@@ -70,7 +70,7 @@ def _selected_files(replacement: Replacement, predicate: Predicate) -> list[tupl
     def count(file: AddedFile) -> int:
         if target.dataset.stat(unquote(file["path"])) is None:
             raise replacement.missing(file["path"])
-        parts = (_with_columns(target, part, predicate.columns) for part in target.rows(file, predicate.columns))
+        parts = target.rows(file, predicate.columns)
         return sum(pc.sum(predicate.selected(part, target.location)).as_py() or 0 for part in parts)
 
     files = target.files()
@@ -79,14 +79,6 @@ def _selected_files(replacement: Replacement, predicate: Predicate) -> list[tupl
             return [(file, rows) for file, rows in zip(files, pool.map(count, files), strict=True) if rows]
     except (OSError, ValueError, pa.ArrowException) as error:
         raise replacement.failed(error) from error
-
-
-def _with_columns(target: RewrittenTable, part: Any, columns: Sequence[str]) -> Any:
-    """Add the columns that a file lacks. Their values are null."""
-    for name in columns:
-        if name not in part.schema.names:
-            part = part.append_column(name, pa.nulls(part.num_rows, target.schema.field(name).type))
-    return part
 
 
 def _check(replacement: Replacement, table: Any, files: list[AddedFile]) -> None:
@@ -111,8 +103,7 @@ def _written(replacement: Replacement, file: AddedFile, erased: int, predicate: 
 
     def kept() -> Iterator[Any]:
         for part in target.rows(file):
-            known = _with_columns(target, part, predicate.columns)
-            yield part.filter(pc.invert(predicate.selected(known, target.location)))
+            yield part.filter(pc.invert(predicate.selected(part, target.location)))
 
     try:
         files = target.written(kept, target.partition_of(file))

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import FileScanTask, Table
@@ -73,7 +72,7 @@ def _selected(table: Table, predicate: Predicate) -> list[Selected] | None:
     predicate.selected(rewritten.schema.empty_table(), name)  # checks the types, even if there is no file
 
     def count(task: FileScanTask) -> int:
-        parts = (_with_columns(rewritten, part, predicate.columns) for part in rewritten.rows(task, predicate.columns))
+        parts = rewritten.rows(task, predicate.columns)
         return sum(pc.sum(predicate.selected(part, name)).as_py() or 0 for part in parts)
 
     tasks = [*table.scan().plan_files()]
@@ -86,14 +85,6 @@ def _selected(table: Table, predicate: Predicate) -> list[Selected] | None:
         )
         raise InvalidError(summary, table=name, file=misread[0]).advising("delete the rows with DELETE of Spark.")
     return found
-
-
-def _with_columns(rewritten: RewrittenTable, part: Any, columns: Sequence[str]) -> Any:
-    """Add the columns that a file lacks. Their values are null."""
-    for name in columns:
-        if name not in part.schema.names:
-            part = part.append_column(name, pa.nulls(part.num_rows, rewritten.schema.field(name).type))
-    return part
 
 
 def _refs(table: Table) -> tuple[str, ...]:
@@ -137,8 +128,7 @@ def _written(table: Table, task: FileScanTask, erased: int, predicate: Predicate
 
     def kept() -> Iterator[Any]:
         for part in rewritten.rows(task):
-            known = _with_columns(rewritten, part, predicate.columns)
-            yield part.filter(pc.invert(predicate.selected(known, name)))
+            yield part.filter(pc.invert(predicate.selected(part, name)))
 
     try:
         return rewritten.write_compared(kept, task.file.partition if has_own_spec else None)
