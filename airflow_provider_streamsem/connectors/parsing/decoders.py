@@ -127,8 +127,9 @@ class Debezium:
     The columns are those of the row, and then ``debezium_op string`` (``c``, ``r``, ``u``, ``d`` or ``t``), ``debezium_sequence decimal(38,0)``,
     ``debezium_timestamp timestamp``, ``debezium_snapshot``, ``debezium_transaction``, ``debezium_database``, ``debezium_schema``, ``debezium_table string`` and
     ``debezium_unchanged array<string>``. The row is ``after``, and ``before`` for a delete. ``debezium_sequence`` is greater for a later change of a row, and
-    null for other connectors than those of Postgres, MariaDB and MySQL. ``debezium_unchanged`` lists the columns that an update did not send, which are null
-    in the DataFrame: ``Changes(unchanged_columns="debezium_unchanged")`` keeps their values in the table. A message that is not an event is quarantined.
+    null for other connectors than those of Postgres, MySQL and, with ``provide.transaction.metadata=true``, MariaDB. ``debezium_unchanged`` lists the columns
+    that an update did not send, which are null in the DataFrame: ``Changes(unchanged_columns="debezium_unchanged")`` keeps their values in the table. A message
+    that is not an event is quarantined.
 
     :param schema: columns of the row as Spark DDL, such as ``"id long, balance decimal(10,2), at timestamp"``. Other columns: see ``new_columns``. A time
         without a time zone can be read as ``timestamp_ntz``, or as ``timestamp`` in UTC

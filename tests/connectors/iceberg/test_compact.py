@@ -188,7 +188,7 @@ def test_commit_whose_reply_was_lost_is_found_in_the_table(lake: Lake, error: Ex
 
 def test_files_remain_if_the_result_of_the_commit_is_unknown(lake: Lake) -> None:
     at_commit(raising(OSError("timed out")))
-    with pytest.raises(UnavailableError, match="whether files were replaced is unknown"):
+    with pytest.raises(UnavailableError, match="whether the files of the Iceberg table were replaced is unknown"):
         compacted(lake)
     assert (lake.rows(), len(data_files(lake))) == ([0, 1, 2, 3], 1)
 

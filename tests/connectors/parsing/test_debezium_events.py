@@ -99,7 +99,7 @@ def encoded(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def event(op: str = "c", *, schema: Any = None, source: Any = SOURCE, **images: Any) -> str:
-    payload = {"before": None, "after": None, **images, "source": source, "op": op, "transaction": None}
+    payload = {"before": None, "after": None, "transaction": None, **images, "source": source, "op": op}
     return (
         json.dumps(payload if schema is None else {"schema": schema, "payload": payload}, ensure_ascii=False)
         .replace(', "payload": ', ',"payload":')
@@ -308,11 +308,29 @@ def test_sequence_of_a_binary_log_is_file_then_position_then_row() -> None:
         ("binlog.000010", 4, 0),
         ("binlog.1000000", 4, 0),
     ]
-    for connector in ("mysql", "mariadb"):
-        found = sequences(*({"connector": connector, "file": f, "pos": p, "row": r} for f, p, r in at))
-        assert None not in found
-        assert found == sorted(found)  # type: ignore[type-var]
-        assert len({*found}) == len(at)
+    found = sequences(*({"connector": "mysql", "file": f, "pos": p, "row": r} for f, p, r in at))
+    assert None not in found
+    assert found == sorted(found)  # type: ignore[type-var]
+    assert len({*found}) == len(at)
+
+
+@pytest.mark.parametrize("connector", ["mysql", "mariadb"])
+def test_events_of_one_transaction_are_in_the_order_of_its_metadata(connector: str) -> None:
+    """MariaDB 11 writes no positions within a transaction, so its events have that of the transaction, and rows begin with 0 in each statement."""
+    source = {"connector": connector, "file": "binlog.000001", "pos": 2035, "snapshot": "false"}
+    texts = [
+        event(after={"id": 1}, source={**source, "row": row}, transaction={"id": "0-1-7", "total_order": order})
+        for order, row in ((1, 0), (2, 1), (3, 0))
+    ]
+    insert, other, update = (row["debezium_sequence"] for row in parse(*texts)[0])
+    assert insert < other < update
+
+
+def test_sequence_of_mariadb_is_null_without_transaction_metadata() -> None:
+    source = {"connector": "mariadb", "file": "binlog.000001", "pos": 2035, "row": 0}
+    assert sequences({**source, "snapshot": "false"}, source) == [None, None]
+    (snapshot,) = sequences({**source, "snapshot": "first"})
+    assert snapshot is not None
 
 
 @pytest.mark.parametrize(

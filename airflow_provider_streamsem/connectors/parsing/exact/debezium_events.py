@@ -257,16 +257,19 @@ def _facts(source: Mapping[str, Any], transaction: Any) -> list[Any]:
     of_source = next((source[name] for name in ("txId", "gtid") if source.get(name) is not None), own)
     texts = (source.get("snapshot"), of_source, *(source.get(name) for name in ("db", "schema", "table")))
     at = micros if micros is not None or millis is None else millis * 1000
-    return [_sequence(source), None if at is None or abs(at) >= _ENDLESS else at, *map(_text, texts)]
+    return [_sequence(source, transaction), None if at is None or abs(at) >= _ENDLESS else at, *map(_text, texts)]
 
 
-def _sequence(source: Mapping[str, Any]) -> Decimal | None:
+def _sequence(source: Mapping[str, Any], transaction: Any) -> Decimal | None:
     """
     Return a number that is greater for a later change of a row; ``None`` if the event has none.
 
     Postgres: the end of the last transaction that was committed before, and the position of the change, 19 digits each. The position alone is not in the order
     of the commits: a row that is inserted again may be in the write-ahead log before its delete, if a unique constraint is checked later. MariaDB and MySQL:
-    the number of the file of the binary log, the position, and the row in the event, with 8, 20 and 10 digits.
+    the number of the file of the binary log, the position, and the number of the event in its transaction, with 8, 20 and 10 digits.
+
+    The position alone does not order the events of a transaction: MariaDB 11 writes none for them, so Debezium sends that of the transaction. The number is in
+    the transaction metadata. Without them, MySQL has the number of the row in its event, whose position differs from those of other events.
     """
     connector = source.get("connector")
     if connector == "postgresql":
@@ -274,8 +277,11 @@ def _sequence(source: Mapping[str, Any]) -> Decimal | None:
         return None if positions is None else _joined((int(positions[1] or positions[2]), 19), (int(positions[2]), 19))
     if connector in ("mysql", "mariadb"):
         file = _FILE.fullmatch(str(source.get("file")))
-        position, row = _integer(source.get("pos")), _integer(source.get("row"))
-        return None if file is None else _joined((int(file[1]), 8), (position, 20), (row, 10))
+        order = transaction.get("total_order") if isinstance(transaction, dict) else None
+        if order is None and (connector == "mysql" or source.get("snapshot") not in (None, "false")):
+            order = source.get("row")
+        parts = (_integer(source.get("pos")), 20), (_integer(order), 10)
+        return None if file is None else _joined((int(file[1]), 8), *parts)
     return None
 
 
