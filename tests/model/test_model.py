@@ -64,7 +64,9 @@ def test_every_mutant_is_caught(name: str) -> None:
 def test_model_has_every_kind_of_version_of_the_package() -> None:
     # An erasure is a rewrite and an expiry in one version; tests/pipeline/test_erase.py enumerates its requests and those of other writers.
     assert {BATCH, REPROCESS, ROLLBACK, ALTER, REWRITE, EXPIRE} == {*KINDS} - {Erase.kind}
-    assert {*WITHOUT_PUBLISH} == {*WITHOUT_ROWS} - {ROLLBACK, Erase.kind}, "a rollback removes rows from sinks outside the log"
+    assert {*WITHOUT_PUBLISH} == {*WITHOUT_ROWS} - {ROLLBACK, Erase.kind}, (
+        "a rollback removes rows from sinks outside the log"
+    )
 
 
 def test_every_invariant_is_violated_by_a_mutant() -> None:
