@@ -155,6 +155,7 @@ LOG_ONLY = Flag(
 ALL_VERSIONS = Flag(
     "all_versions", "also inspect versions that an earlier vacuum has inspected", option="all", in_form=True
 )
+ONLY_QUARANTINED = Flag("only_quarantined", "erase only quarantined records, which need not have the columns")
 KEEP_VERSIONS = Integer(
     "keep_versions",
     "let versions older than the newest N expire, and delete the files that only they need. This cannot be undone",
@@ -354,6 +355,7 @@ VERBS = (
                 required=True,
                 metavar="PREDICATE",
             ),
+            ONLY_QUARANTINED,
             DRY_RUN,
             TARGET_FILE_BYTES,
             MAX_BYTES,

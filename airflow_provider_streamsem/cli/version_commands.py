@@ -192,6 +192,7 @@ def erase(args: argparse.Namespace) -> CommandResult:
     erased = erase_(
         args.pipeline,
         where=sys.stdin.read() if args.where == "-" else args.where,
+        only_quarantined=args.only_quarantined,
         dry_run=args.dry_run,
         target_file_bytes=args.target_file_bytes,
         max_bytes=args.max_bytes,

@@ -111,7 +111,7 @@ class Predicate:
                 else "no value: only strings and integers can be compared"
             )
             summary = "the type of a column does not fit the values of the predicate; no row was erased there"
-            raise InvalidError(summary, where=where, column=term.column, accepts=expected).advising(
+            raise InvalidError(summary, location=where, column=term.column, accepts=expected).advising(
                 "erase again with a value of this type. For a column of another type, delete the rows with a statement of your own."
             )
 

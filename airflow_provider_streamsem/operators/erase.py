@@ -16,7 +16,7 @@ from airflow_provider_streamsem.pipeline.maintenance.erase import erase
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.readers.descriptions import erased as erased_lines
-from airflow_provider_streamsem.verbs import MAX_BYTES, TARGET_FILE_BYTES
+from airflow_provider_streamsem.verbs import MAX_BYTES, ONLY_QUARANTINED, TARGET_FILE_BYTES
 
 
 class EraseOperator(HasPipeline, HasEngine, WaitsForTurn, BaseOperator):  # type: ignore[misc]
@@ -36,6 +36,7 @@ class EraseOperator(HasPipeline, HasEngine, WaitsForTurn, BaseOperator):  # type
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated)
     :param where: selects the rows (templated): ``user_id = 42``, ``name = 'O''Brien'`` or ``id IN (1, 2)``, joined by ``AND``
+    :param only_quarantined: erase only quarantined records, which need not have the columns
     :param target_file_bytes: the size in bytes of new files of files sinks, 65,536 or more
     :param max_bytes: the maximum size in bytes of the files that one version rewrites
     :param patience: how long the task waits for its turn, from its first start. Then it fails with the retryable :class:`OpenVersionError`. Integer seconds or
@@ -55,6 +56,7 @@ class EraseOperator(HasPipeline, HasEngine, WaitsForTurn, BaseOperator):  # type
         *,
         pipeline: Pipeline | str,
         where: str,
+        only_quarantined: bool = False,
         target_file_bytes: int = TARGET_FILE_BYTES.default,
         max_bytes: int = MAX_BYTES.default,
         patience: timedelta | float = timedelta(hours=1),
@@ -68,6 +70,7 @@ class EraseOperator(HasPipeline, HasEngine, WaitsForTurn, BaseOperator):  # type
         self.set_pipeline(pipeline)
         self.set_engine(spark_master, spark_conn_id, spark_conf, spark_packages)
         self.where = text("where", where)
+        self.only_quarantined = ONLY_QUARANTINED.checked(only_quarantined)
         self.target_file_bytes = TARGET_FILE_BYTES.checked(target_file_bytes)
         self.max_bytes = MAX_BYTES.checked(max_bytes)
         self.set_patience(patience)
@@ -83,6 +86,7 @@ class EraseOperator(HasPipeline, HasEngine, WaitsForTurn, BaseOperator):  # type
             erased = erase(
                 pipeline,
                 where=self.where,
+                only_quarantined=self.only_quarantined,
                 target_file_bytes=self.target_file_bytes,
                 max_bytes=self.max_bytes,
                 engine=self.engine(),

@@ -92,13 +92,15 @@ def erased(result: Erased, *, dry_run: bool) -> list[str]:
     """Describe an erasure, or its dry run."""
     verb = "would erase" if dry_run else "erased"
     lines = [
-        f"{verb} {each.rows} rows from sink {each.sink}" + (f", in {each.files} files" if each.files else "")
+        f"{verb} {each.rows} row(s) from sink {each.sink}" + (f", in {each.files} file(s)" if each.files else "")
         for each in result.sinks
     ]
     if result.quarantined:
         versions = ", ".join(map(str, result.quarantined_in))
-        lines.append(f"{verb} {result.quarantined} quarantined records, of the versions {versions}")
-    lines += [f"{verb} {result.tombstones} tombstones of deletes"] if result.tombstones else []
+        lines.append(f"{verb} {result.quarantined} quarantined record(s), of version(s) {versions}")
+    lines += [f"{verb} {result.tombstones} tombstone(s) of deletes"] if result.tombstones else []
+    if dry_run and lines:
+        lines.append("if any of these are in the log or in files sinks, all versions before would expire")
     lines = lines or ["no row, quarantined record or tombstone was found"]
     if result.versions:
         lines.append(f"versions: {', '.join(map(str, result.versions))}; the versions before have expired")

@@ -242,7 +242,7 @@ class CommittedLog:
         newest = self.log.find_head().outcome
         oldest = 0 if newest is None else newest.oldest_readable or 0
         if -1 < version < oldest:
-            summary = "the version has expired, so vacuum may have deleted its files; nothing was read"
+            summary = "the version has expired, so its files may have been deleted; nothing was read"
             raise InvalidError(summary, given=version, oldest_readable=oldest).advising(
                 "read the oldest readable version or a newer one."
             )

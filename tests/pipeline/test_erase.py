@@ -264,10 +264,25 @@ def test_quarantined_records_are_erased_even_if_no_sink_has_the_column(tmp_path:
     with (fixture.root / "in" / "00000.json").open("a") as file:
         file.write('{"email": "bob@example.com", broken\n')
     fixture.run("first")
-    done = erased(fixture, "email = 'bob@example.com'")
-    assert (done.quarantined, done.quarantined_in, done.without_columns) == (1, (0,), ("out",))
+    where = "email = 'bob@example.com'"
     with pytest.raises(InvalidError, match="no sink of the pipeline has the columns"):
-        erased(fixture, "email = 'bob@example.com'")
+        erased(fixture, where)
+    assert fixture.opened().head == 0
+    done = erased(fixture, where, only_quarantined=True)
+    assert (done.quarantined, done.quarantined_in) == (1, (0,))
+    assert erased(fixture, where, only_quarantined=True, dry_run=True).quarantined == 0
+
+
+def test_only_quarantined_records_are_erased_on_request(tmp_path: Path) -> None:
+    fixture = PipelineFixture(tmp_path)
+    fixture.arrive(1)
+    with (fixture.root / "in" / "00000.json").open("a") as file:
+        file.write('{"id": 1, broken\n')
+    fixture.run("first")
+    done = erased(fixture, "id = 1", only_quarantined=True)
+    assert (done.quarantined, done.sinks) == (1, ())
+    assert rows(fixture) == fixture.expected
+    assert fixture.verdict().violations == []
 
 
 def test_former_location_of_a_moved_log_is_named(tmp_path: Path) -> None:

@@ -165,7 +165,7 @@ def test_commands_of_the_page_on_erasures(
     capsys.readouterr()
     assert run(preview) == 0
     lines = [re.sub(r"\d+", "N", line) for line in capsys.readouterr().out.strip().splitlines()]
-    assert lines[0] == "would erase N rows from sink lake, in N files"
+    assert lines[0] == "would erase N row(s) from sink lake, in N file(s)"
     assert [line for line in lines if line not in page] == []
     assert run(erase) == 0
     assert re.search(r"versions: \d+; the versions before have expired", capsys.readouterr().out)
@@ -173,7 +173,7 @@ def test_commands_of_the_page_on_erasures(
     assert (redirect, file) == (" < ", "predicate.txt")
     monkeypatch.setattr("sys.stdin", io.StringIO("id IN (1, 4)\n"))
     assert run(command) == 0
-    assert "erased 2 rows from sink lake, in 2 files" in capsys.readouterr().out
+    assert "erased 2 row(s) from sink lake, in 2 file(s)" in capsys.readouterr().out
     assert run(quarantined) == 0
     assert main(["verify", "orders.toml"]) == 0
     assert main(["log", "orders.toml"]) == 0

@@ -114,7 +114,7 @@ class PipelineTable(Lookup):
             oldest = 0 if newest is None else newest.oldest_readable
             if pin.version < oldest:
                 summary = (
-                    "the version of the upstream that the lookup read has expired, so vacuum may have deleted its files"
+                    "the version of the upstream that the lookup read has expired, so its files may have been deleted"
                 )
                 raise LookupChangedError(summary, version=pin.version, oldest_readable=oldest).advising(
                     "reprocess the version with the current rows: `streamsem reprocess PIPELINE.toml N --current-lookups`."

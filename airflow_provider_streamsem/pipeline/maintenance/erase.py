@@ -34,7 +34,7 @@ from airflow_provider_streamsem.protocol.entries import (
 )
 from airflow_provider_streamsem.protocol.kinds.erase import Erase, ErasedFiles, ErasedRecords
 from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead
-from airflow_provider_streamsem.verbs import DRY_RUN, MAX_BYTES, TARGET_FILE_BYTES
+from airflow_provider_streamsem.verbs import DRY_RUN, MAX_BYTES, ONLY_QUARANTINED, TARGET_FILE_BYTES
 
 logger = telemetry.log_of(__name__)
 
@@ -98,6 +98,7 @@ def erase(
     pipeline: Pipeline,
     *,
     where: str,
+    only_quarantined: bool = False,
     dry_run: bool = False,
     target_file_bytes: int = TARGET_FILE_BYTES.default,
     max_bytes: int = MAX_BYTES.default,
@@ -121,6 +122,7 @@ def erase(
     new rows, so stop them first. This package stores the predicate nowhere.
 
     :param where: the predicate
+    :param only_quarantined: erase only quarantined records, which need not have the columns: no rows and no tombstones
     :param dry_run: write nothing, and return what would be erased. Whether a version is open is not checked
     :param target_file_bytes: the size in bytes of new files of files sinks, 65,536 or more
     :param max_bytes: the maximum size in bytes of the files of a files sink that one version rewrites, unless a single commit has more
@@ -139,7 +141,9 @@ def erase(
     sizes = _Sizes(TARGET_FILE_BYTES.checked(target_file_bytes), MAX_BYTES.checked(max_bytes))
     log = log or commit_log_at(pipeline.log)
     record = existing_record(pipeline, log)
-    erasure = _Erasure(pipeline, log, record, predicate, sizes, engine or registry.load("engines", "spark")())
+    engine = engine or registry.load("engines", "spark")()
+    only_quarantined = ONLY_QUARANTINED.checked(only_quarantined)
+    erasure = _Erasure(pipeline, log, record, predicate, sizes, engine, only_quarantined=only_quarantined)
     if record.fork is not None and log.find_head().outcome is None:
         raise InvalidError(
             "the fork has no version yet, and its state is that of the original; nothing was erased"
@@ -168,19 +172,22 @@ class _Erasure:
         predicate: Predicate,
         sizes: _Sizes,
         engine: Engine,
+        *,
+        only_quarantined: bool,
     ) -> None:
         self._pipeline, self._log, self._record, self._predicate = pipeline, log, record, predicate
         self._sizes, self._engine = sizes, engine
-        self._selector = Selector(pipeline, log, predicate, engine)
+        self._selector = Selector(pipeline, log, predicate, engine, only_quarantined=only_quarantined)
+        self._only_quarantined = only_quarantined
         self._without_columns: set[str] = set()
         self._refused: dict[str, InvalidError] = {}
 
     def preview(self, outcome: Outcome | None) -> Erased:
         tables = self._tables(dry_run=True)
         found = [] if outcome is None else [self._selector.select(outcome)]
-        if outcome is not None and found[0].is_nothing:
+        if outcome is not None and found[0].is_nothing and not self._only_quarantined:
             found.append(SelectedRows(files=self._selector.select_old_files(outcome, found[0].view)))
-        self._check_sinks(found, tables)
+        self._check_sinks(tables)
         return self._result(found, tables, versions=(), remaining=self._remaining(outcome))
 
     def run(self, bound: BoundPipeline) -> Erased:
@@ -192,13 +199,14 @@ class _Erasure:
             if head.outcome is None:
                 break
             selected = self._select(head)
-            self._check_sinks([*done, selected], tables)
+            self._check_sinks(tables)
             if selected.is_nothing:
                 break
             committed = self._first_group(selected)
             versions.append(self._commit(bound, head, committed).version)
             done.append(committed)
-        if head.outcome is not None and not versions and (old := self._select_old_files(head)):
+        is_searched = head.outcome is not None and not versions and not self._only_quarantined
+        if is_searched and (old := self._select_old_files(head)):
             versions.append(self._expire(bound, head))
             done.append(SelectedRows(files=old))
         tables = self._tables(dry_run=False)
@@ -313,7 +321,7 @@ class _Erasure:
         found: dict[str, TableErasure] = {}
         self._refused, self._without_columns = {}, set()
         for name, sink in sorted(self._pipeline.sinks.items()):
-            if not isinstance(sink, PublishingSink) or not sink.erases_rows:
+            if not isinstance(sink, PublishingSink) or not sink.erases_rows or self._only_quarantined:
                 continue
             try:
                 erased = sink.erase_rows(self._predicate, dry_run=dry_run, before_commit=self._refuse_removal)
@@ -331,11 +339,11 @@ class _Erasure:
     def _refuse_removal(self) -> None:
         refuse_pending_removal(self._log, "the rows of the table were not erased")
 
-    def _check_sinks(self, found: Sequence[SelectedRows], tables: Mapping[str, TableErasure]) -> None:
-        """Refuse a predicate that fits no sink, unless it selects quarantined records or tombstones."""
+    def _check_sinks(self, tables: Mapping[str, TableErasure]) -> None:
+        """Refuse a predicate that fits no sink: with a misspelt column it would still select quarantined records, by their text."""
         refused = {**self._selector.unfit, **self._refused}
         searched = {name for name in self._selector.searched if name not in refused} | {*tables}
-        if searched or not all(each.is_nothing for each in found):
+        if searched or self._only_quarantined:
             return
         if refused:
             error = refused[min(refused)]
@@ -343,7 +351,10 @@ class _Erasure:
         summary = (
             "no sink of the pipeline has the columns of the predicate in rows that can be erased; nothing was erased"
         )
-        raise InvalidError(summary, columns=list(self._predicate.columns), sinks=sorted(self._pipeline.sinks))
+        raise InvalidError(summary, columns=list(self._predicate.columns), sinks=sorted(self._pipeline.sinks)).advising(
+            "correct the columns, or delete the rows in these sinks by their own means. To erase quarantined records, set --only-quarantined "
+            "(`only_quarantined=True`)."
+        )
 
     def _result(
         self,

@@ -313,7 +313,7 @@ def _refuse_expired(newest: Outcome, to: int) -> None:
     """The rows of later commits may be only in a rewrite, together with those of earlier ones (W44)."""
     if to < newest.oldest_readable:
         raise InvalidError(
-            "the version has expired, so vacuum may have deleted its files; nothing was rolled back",
+            "the version has expired, so its files may have been deleted; nothing was rolled back",
             given=to,
             oldest_readable=newest.oldest_readable,
         ).advising("roll back to the oldest readable version or a newer one.")

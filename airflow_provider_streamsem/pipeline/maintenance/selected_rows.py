@@ -55,8 +55,11 @@ class Selector:
     :attr unfit: files sink → the error for a column whose type does not fit the predicate
     """
 
-    def __init__(self, pipeline: Pipeline, log: CommitLog, predicate: Predicate, engine: Engine) -> None:
+    def __init__(
+        self, pipeline: Pipeline, log: CommitLog, predicate: Predicate, engine: Engine, *, only_quarantined: bool
+    ) -> None:
         self._pipeline, self._log, self._predicate, self._engine = pipeline, log, predicate, engine
+        self._only_quarantined = only_quarantined
         self._known: dict[tuple[str, str], int] = {}
         self._outcome = cache(log.outcome)
         self.searched: set[str] = set()
@@ -70,10 +73,12 @@ class Selector:
     def select(self, outcome: Outcome) -> SelectedRows:
         """Search the visible files, the quarantined records of all versions, and the newest tombstones."""
         view = self._log.view(version=outcome.version)
+        kept, records = self._records(outcome)
+        if self._only_quarantined:
+            return SelectedRows(view=view, kept=kept, records=records)
         files = {
             name: self._count(name, [file.file for file in view.sink(name)], outcome) for name in self._files_sinks
         }
-        kept, records = self._records(outcome)
         tombstones: Mapping[str, int] = {}
         if self._pipeline.keeps_layers:
             from airflow_provider_streamsem.tombstones import count_selected

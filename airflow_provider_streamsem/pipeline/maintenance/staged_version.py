@@ -149,4 +149,7 @@ def _lost_error(work: Kind, version: int) -> OpenVersionError:
     summary = (
         f"another writer created the next version or aborted the {work.name}, so the {work.name} was not committed"
     )
-    return OpenVersionError(summary, version=version)
+    return OpenVersionError(summary, version=version).advising(
+        "repeat the command when no batch runs. In a DAG, set `retries`. If tasks write the pipeline continuously, give all its tasks one Airflow pool with "
+        "one slot."
+    )
