@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from random import Random
 from typing import Any
 
 import pytest
@@ -469,3 +470,80 @@ def _written(writer: str, fixture: PipelineFixture, store: Store) -> None:
             rollback(fixture.pipeline(), 2, log=fixture.log(store))
         case "compaction":
             compacted(fixture, store=store)
+
+
+class History:
+    """Random runs, reprocessing runs, rollbacks, compactions, vacuums and erasures, and what each version shows."""
+
+    def __init__(self, root: Path, seed: int) -> None:
+        self.random, self.fixture = Random(seed), PipelineFixture(root)
+        self.shown: list[dict[int, set[int]]] = []
+        """For each version: the version of a batch → its ids."""
+        self.read: list[int] = []
+        """For each version: the number of files that are read."""
+        self.erased: set[int] = set()
+        self.steps = 0
+        self.done: Counter[str] = Counter()
+
+    def step(self) -> None:
+        """Perform one operation. The refusal of an expired version changes nothing."""
+        self.steps += 1
+        kinds = ["run"] * 4 + ["reprocess", "roll_back", "compact", "vacuum", "erase", "erase"]
+        kind = self.random.choice(kinds) if len(self.shown) > 2 else "run"
+        with suppress(InvalidError):
+            getattr(self, kind)()
+            self.done[kind] += 1
+
+    def closed(self, shown: dict[int, set[int]], read: int) -> None:
+        """Record the versions that an operation has added."""
+        added = self.fixture.log().newest_head().closed + 1 - len(self.shown)
+        self.shown += [shown] * added
+        self.read += [read] * added
+
+    def run(self) -> None:
+        self.fixture.arrive(1)
+        version, read = len(self.shown), self.read[-1] if self.read else 0
+        self.fixture.run(f"run {self.steps}", pipeline=self.fixture.pipeline(limits=Limits()))
+        ids = {*range(3 * read, 3 * self.fixture.made)}
+        self.erased -= ids  # a rollback has returned to offsets before them, and the source still has them
+        self.closed({**(self.shown[-1] if self.shown else {}), version: ids}, self.fixture.made)
+
+    def reprocess(self) -> None:
+        self.fixture.run(f"fix {self.steps}", reprocessed=self.random.choice(sorted(self.shown[-1])))
+        self.closed(self.shown[-1], self.read[-1])
+
+    def roll_back(self) -> None:
+        to = self.random.randrange(max(0, len(self.shown) - 4), len(self.shown))
+        rollback(self.fixture.pipeline(), to, log=self.fixture.log())
+        self.closed(self.shown[to], self.read[to])
+
+    def compact(self) -> None:
+        compacted(self.fixture)
+        self.closed(self.shown[-1], self.read[-1])
+
+    def vacuum(self) -> None:
+        vacuum(self.fixture.pipeline(), keep_versions=self.random.randrange(1, 5), keep_days=0, log=self.fixture.log())
+        self.closed(self.shown[-1], self.read[-1])
+
+    def erase(self) -> None:
+        known = sorted({at for shown in self.shown for ids in shown.values() for at in ids})
+        chosen = {*self.random.sample(known, self.random.randrange(1, 4))}
+        erased(self.fixture, f"id IN ({', '.join(map(str, sorted(chosen)))})")
+        self.erased |= chosen
+        self.closed({batch: ids - chosen for batch, ids in self.shown[-1].items()}, self.read[-1])
+
+    def check(self) -> None:
+        assert self.fixture.verdict().violations == []
+        for version in range(self.fixture.log().newest_head().oldest_readable, len(self.shown)):
+            expected = Counter(at for ids in self.shown[version].values() for at in ids)
+            assert rows(self.fixture, version=version) == expected, version
+        assert not stored_ids(self.fixture) & self.erased
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_random_histories_show_no_erased_row_and_every_other_row_once(tmp_path: Path, seed: int) -> None:
+    history = History(tmp_path, seed)
+    for _ in range(30):
+        history.step()
+        history.check()
+    assert history.done["erase"] and history.done["compact"] + history.done["reprocess"] + history.done["roll_back"]
