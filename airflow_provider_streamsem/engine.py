@@ -60,7 +60,7 @@ class Produced:
 
     :param counts: row counts by name: ``read``, ``parsed``, ``quarantined``, ``filtered``, ``written.<sink>``, and with dedup ``duplicates``
     :param passed_to_writer: sink → number of rows that the engine passed to the sink's writer; ``None`` if the engine could not count them
-    :param schemas: sink → schema JSON in Spark's form
+    :param schemas: sink → its columns after the batch, the recorded ones first, as schema JSON in Spark's form. A sink may be missing if it has no rows
     :param state: the field ``state`` of the outcome: the deduplication state and the operators' state after the batch
     """
 

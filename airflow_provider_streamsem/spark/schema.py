@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from airflow_provider_streamsem.connectors.columns.recorded import fields, is_plain, without_metadata
-from airflow_provider_streamsem.connectors.columns.types import Grows, widened
+from airflow_provider_streamsem.connectors.columns.types import Grows, widened, without_dropped
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.protocol.entries import Json
 
@@ -19,11 +18,6 @@ if TYPE_CHECKING:
 def names(schema: str | None) -> list[str]:
     """Return the column names of Spark schema JSON; ``[]`` if no schema is recorded."""
     return [] if schema is None else [field["name"] for field in fields(schema)]
-
-
-def evolve(before: Mapping[str, str], now: Mapping[str, str]) -> dict[str, str]:
-    """Merge the recorded schemas with those of a new batch, as :func:`folded` does. Return sink → Spark schema JSON."""
-    return {**before, **{sink: folded(sink, before.get(sink), given) for sink, given in now.items()}}
 
 
 def folded(sink: str, recorded: str | None, given: str, *, grows: Grows = lambda column, recorded, wider: True) -> str:
@@ -50,8 +44,21 @@ def folded(sink: str, recorded: str | None, given: str, *, grows: Grows = lambda
     try:
         result = widened({"type": "struct", "fields": fields(recorded)}, now, grows=grows)
     except DataError as error:
-        raise DataError(error.summary, sink=sink, **error.fields) from None
+        raise DataError(error.summary, sink=sink, **error.fields).advising(error.do) from None
     return recorded if result == json.loads(recorded) else _text(result)
+
+
+def remaining(recorded: str, given: str, existing: str) -> tuple[str, list[str]]:
+    """
+    Leave out the recorded columns that neither a new batch nor the table has, because they were renamed or dropped in the table.
+
+    :param existing: the columns of the table. All are Spark schema JSON
+    :returns: the recorded columns that remain, and the paths of those that were left out, such as ``order.price``
+    """
+    dropped: list[str] = []
+    columns = {"type": "struct", "fields": fields(recorded)}
+    kept = without_dropped(columns, json.loads(given), json.loads(existing), dropped)
+    return (_text(kept) if dropped else recorded), dropped
 
 
 def _text(schema: Json) -> str:

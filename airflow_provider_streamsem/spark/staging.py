@@ -105,6 +105,13 @@ def _transform_argument(frames: Mapping[str, DataFrame]) -> Any:
     return frames[""] if "" in frames else dict(frames)
 
 
+def _columns(frame: DataFrame) -> str:
+    """Return the columns of a sink's rows as schema JSON. The marks of changes are columns of staged rows only."""
+    columns: str = frame.drop(*_MARKS).schema.json()
+    return columns
+
+
+_MARKS = (CHANGE, UNCHANGED)
 _RECORDS_PER_OBJECT = 5_000
 _COUNTS = ("read", "bad", "filtered")
 _PASSES_WHERE = "__streamsem_passes_where"
@@ -394,10 +401,10 @@ class Staging:
     def _fitted(self, name: str, frame: DataFrame) -> DataFrame:
         """Readers of formats without column names read by position, so new columns come last. Columns without a type are left out."""
         sink = self.job.sinks[name]
-        frame = self._as_contracted(name, frame)
-        marks = [field for field in frame.schema.fields if field.name in (CHANGE, UNCHANGED)]
-        columns = frame.drop(*(mark.name for mark in marks)).schema.json()
-        accepted = sink.resolve_schema(schema.folded(name, self.job.schemas.get(name), columns, grows=sink.grows))
+        recorded = self._recorded(name, _columns(frame))
+        frame = self._as_contracted(name, frame, recorded)
+        columns = _columns(frame)
+        accepted = sink.resolve_schema(schema.folded(name, recorded, columns, grows=sink.grows))
         self._schemas[name], untyped = column_types.typed(accepted)
         if untyped:
             logger.info(
@@ -409,15 +416,32 @@ class Staging:
         if column_types.bare(target) == column_types.bare(json.loads(columns)):
             return frame
         fitted = StructType.fromJson(target)
+        marks = [field for field in frame.schema.fields if field.name in _MARKS]
         return frame.to(StructType([*fitted.fields, *marks]))
 
-    def _as_contracted(self, name: str, frame: DataFrame) -> DataFrame:
+    def _recorded(self, name: str, columns: str) -> str | None:
+        """Return the recorded columns of a sink without those that were renamed or dropped in its table, and that the rows lack too."""
+        recorded = self.job.schemas.get(name)
+        if recorded is None or not schema.remaining(recorded, columns, columns)[1]:
+            return recorded
+        existing = self.job.sinks[name].existing_columns()
+        if existing is None:
+            return recorded
+        remaining, dropped = schema.remaining(recorded, columns, existing)
+        if dropped:
+            message = (
+                "sink %s: these columns are no longer recorded, because they were renamed or dropped in the table: %s"
+            )
+            logger.info(message, name, ", ".join(dropped))
+        return remaining
+
+    def _as_contracted(self, name: str, frame: DataFrame, recorded: str | None) -> DataFrame:
         sink = self.job.sinks[name]
         if sink.contract is None:
             return frame
-        existing = [each for each in (self.job.schemas.get(name), sink.existing_columns()) if each]
+        existing = [each for each in (recorded, sink.existing_columns()) if each]
         known = {field["name"]: field["type"] for each in reversed(existing) for field in json.loads(each)["fields"]}
-        fitting = contracts.fitting(name, frame, known, sink.contract, (CHANGE, UNCHANGED))
+        fitting = contracts.fitting(name, frame, known, sink.contract, _MARKS)
         if fitting is None:
             return frame
         stored = self._plans.stored(frame)  # evaluated once, so that the counts are those of the rows that are written

@@ -24,6 +24,7 @@ from airflow_provider_streamsem.errors import DataError, InvalidError, StageErro
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json, Quarantine
+from airflow_provider_streamsem.spark.schema import folded
 from airflow_provider_streamsem.stores.contract import open_store, split_url
 
 SCHEMA = json.dumps({"type": "struct", "fields": []})
@@ -245,9 +246,10 @@ def _id(row: Mapping[str, Any], names: Sequence[str]) -> bytes:
 
 
 def _columns(job: Job, name: str, rows: list[dict[str, Any]]) -> str:
+    recorded = job.schemas.get(name)
     if not job.sinks[name].is_outside_log:
-        return SCHEMA
-    return _schema(rows) if rows else job.schemas.get(name) or SCHEMA
+        return folded(name, recorded, SCHEMA)
+    return folded(name, recorded, _schema(rows)) if rows else recorded or SCHEMA
 
 
 def _schema(rows: list[dict[str, Any]]) -> str:

@@ -393,7 +393,12 @@ _NAMES = ("requires", "features", "types", "found", "missing", "columns", "forma
 
 
 def write(
-    table: ExistingTable, rows: Mapping[int, tuple[int, str | None]], *, run_key: str = "first", **sink: Any
+    table: ExistingTable,
+    rows: Mapping[int, tuple[int, str | None]],
+    *,
+    run_key: str = "first",
+    transform: Any = None,
+    **sink: Any,
 ) -> None:
     """Write rows to the table by a pipeline."""
     arrivals = table.root / "in"
@@ -405,6 +410,7 @@ def write(
         log=str(table.root / "log"),
         source=FilesSource(path=str(arrivals), format="json", schema="k long, v long, p string, at timestamp"),
         sinks={"t": table.sink(**sink)},
+        transform=transform,
     )
     run_batch(pipeline, run_key=run_key)
 

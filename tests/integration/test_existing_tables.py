@@ -120,6 +120,24 @@ def test_iceberg_table_that_the_sink_creates_has_hidden_partitions(
     assert len(table.sql("SELECT DISTINCT partition FROM {t}.partitions")) == 7
 
 
+@pytest.mark.parametrize("format", ["Delta", "Iceberg"])
+@pytest.mark.parametrize("mode", [{}, {"mode": "upsert", "keys": ["k"]}], ids=["append", "upsert"])
+def test_pipeline_follows_the_renamed_and_dropped_columns_of_its_table(
+    spark: SparkSession, catalog: RestCatalog, tmp_path: Path, format: str, mode: dict[str, object]
+) -> None:
+    mapped = Feature("mapped", properties={"delta.columnMapping.mode": "name"})
+    table = DeltaTable(spark, tmp_path, mapped) if format == "Delta" else IcebergTable(spark, tmp_path, Feature("plain"), catalog)  # fmt: skip
+    table.create()
+    write(table, {6: (6, "a"), 7: (7, None)}, run_key="first", engine="spark", **mode)
+    table.sql("ALTER TABLE {t} RENAME COLUMN p TO q")
+    table.sql("ALTER TABLE {t} DROP COLUMN at")
+    later = {7: (70, "b"), 8: (8, None)}
+    write(table, later, run_key="second", transform=lambda frame: frame.selectExpr("k", "v", "p AS q"), engine="spark", **mode)  # fmt: skip
+    earlier = {**table.kept, 6: (6, "a"), 7: (7, None)}
+    both = [*earlier.items(), *later.items()] if not mode else {**earlier, **later}.items()
+    assert Counter(map(tuple, table.sql("SELECT * FROM {t}"))) == Counter((k, *row) for k, row in both)
+
+
 def test_null_in_a_required_column_is_refused_before_the_commit(
     spark: SparkSession, catalog: RestCatalog, tmp_path: Path
 ) -> None:

@@ -20,7 +20,7 @@ from airflow_provider_streamsem.pipeline.maintenance.vacuum import vacuum
 from airflow_provider_streamsem.protocol import codec, keys
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import DataFile, Discovery, FoundFile, Outcome, Quarantine
-from airflow_provider_streamsem.spark.schema import evolve
+from airflow_provider_streamsem.spark.schema import folded
 from airflow_provider_streamsem.state.layers import id_layers
 from airflow_provider_streamsem.stores.contract import normalised
 from airflow_provider_streamsem.stores.local import LocalStore
@@ -116,9 +116,9 @@ def test_recorded_schema_with_a_pickled_class_is_not_loaded(fixture: PipelineFix
         with pytest.raises(LogDamagedError, match="plain types"):
             read_committed(None, log)  # type: ignore[arg-type]
         with pytest.raises(DataError, match="user-defined"):
-            evolve({}, {"out": schema})
+            folded("out", None, schema)
         with pytest.raises(LogDamagedError, match="plain types"):
-            evolve({"out": schema}, {"out": '{"type":"struct","fields":[]}'})
+            folded("out", schema, '{"type":"struct","fields":[]}')
     assert not executed.exists()
 
 

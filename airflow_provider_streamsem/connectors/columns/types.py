@@ -73,7 +73,10 @@ def _struct(recorded: Any, new: Any, column: str, options: Mapping[str, Any]) ->
     inside = f"{column}." if column else ""
     missing = [f"{inside}{name}" for name in old_fields if name not in new_fields]
     if missing and not options["lacks"]:
-        raise DataError("columns of earlier batches are missing", columns=missing)
+        raise DataError("columns of earlier batches are missing", columns=missing).advising(
+            "return the columns from the transform, null if there are no values. If they were renamed or dropped in a Delta or Iceberg table, the "
+            "transform may leave them out: check the names in the table. Then run again."
+        )
     fields = []
     for name, field in old_fields.items():
         new_field = new_fields.get(name, {**field, "nullable": True})
@@ -114,6 +117,37 @@ def _grown(recorded: Any, new: Any) -> str | None:
         precision = scale + max(int(decimal[1]) - int(decimal[2]) for decimal in decimals if decimal)
         return f"decimal({precision},{scale})" if precision <= _MOST_DIGITS else None
     return None
+
+
+def without_dropped(recorded: Any, new: Any, existing: Any, dropped: list[str], column: str = "") -> Any:
+    """
+    Return a recorded type without the columns and fields of structs that neither the type of the new batch nor that of the table has.
+
+    :param existing: the type in the table. A name that differs only in upper and lower case counts as existing
+    :param dropped: receives the paths of the columns and fields that were left out
+    :param column: path of the column; ``""`` for the whole row
+    """
+    if not all(isinstance(kind, dict) and kind["type"] == recorded["type"] for kind in (recorded, new, existing)):
+        return recorded
+    if recorded["type"] != "struct":
+        parts = {
+            name: without_dropped(recorded[name], new[name], existing[name], dropped, f"{column}.{path}")
+            for name, path in _PART.items()
+            if name in recorded
+        }
+        return {**recorded, **parts}
+    in_batch, in_table = ({field["name"].lower(): field for field in kind["fields"]} for kind in (new, existing))
+    fields = []
+    for field in recorded["fields"]:
+        name, path = field["name"].lower(), f"{column}.{field['name']}" if column else field["name"]
+        if name in in_batch and name in in_table:
+            kind = without_dropped(field["type"], in_batch[name]["type"], in_table[name]["type"], dropped, path)
+            fields.append({**field, "type": kind})
+        elif name in in_batch or name in in_table:
+            fields.append(field)
+        else:
+            dropped.append(path)
+    return {**recorded, "fields": fields}
 
 
 def bare(kind: Any) -> Any:

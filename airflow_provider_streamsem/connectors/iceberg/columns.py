@@ -231,7 +231,7 @@ def fitted(table: TableMetadata, schema: str, partition_by: Sequence[str], *, la
     for field in original["fields"]:
         name, known = field["name"], existing.get(field["name"].lower())
         if known is None and name in mapped:
-            raise DataError("a column was renamed or dropped in the Iceberg table", column=name)
+            raise _former_name(name)
         if known is None:
             types.append(field["type"])
             continue
@@ -325,8 +325,13 @@ def _check_dropped(mapping: NameMapping, current: Schema, kind: Any, column: str
     dropped = set(_mapped(mapping)) - {*current.column_names}
     used = sorted(dropped.intersection(_paths(kind, column)))
     if used:
-        summary = "a column was renamed or dropped in the Iceberg table"
-        raise DataError(summary, column=used[0])
+        raise _former_name(used[0])
+
+
+def _former_name(column: str) -> DataError:
+    return DataError("a column was renamed or dropped in the Iceberg table", column=column).advising(
+        "return the new name from the transform, or leave the column out. Then run again."
+    )
 
 
 def _mapped(fields: Iterable[MappedField], above: str = "") -> Iterator[str]:

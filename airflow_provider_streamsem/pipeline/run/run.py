@@ -73,7 +73,6 @@ from airflow_provider_streamsem.protocol.procedures import (
     position_after,
 )
 from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead
-from airflow_provider_streamsem.spark import schema
 from airflow_provider_streamsem.state import files as state_files
 
 logger = telemetry.log_of(__name__)
@@ -422,7 +421,7 @@ class Run:
             spec=self.bound.spec,
             transform=pipeline.transform_name,
             sinks=produced.sinks,
-            schemas=schema.evolve(job.schemas, produced.schemas),
+            schemas={**job.schemas, **produced.schemas},
             quarantine=produced.quarantine,
             counts=produced.counts,
             publish=pipeline.sinks_outside_log,

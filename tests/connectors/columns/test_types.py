@@ -78,6 +78,23 @@ def test_unchanged_schema_is_recorded_byte_for_byte() -> None:
     assert schema.folded("out", recorded, schema_of(b="string", a="integer")) is recorded
 
 
+def test_columns_and_fields_that_neither_rows_nor_table_have_are_left_out() -> None:
+    inner = {"x": "long", "y": "long"}
+    recorded = schema_of(
+        a="long", B="long", c="long", s=struct(**inner), l=array(struct(**inner)), m=mapping(struct(**inner))
+    )
+    given = schema_of(a="long", s=struct(x="long"), l=array(struct(x="long")), m=mapping(struct(x="long")))
+    table = schema_of(
+        a="long", b="long", s=struct(x="long", z="long"), l=array(struct(x="long")), m=mapping(struct(**inner))
+    )
+    kept, dropped = schema.remaining(recorded, given, table)
+    assert dropped == ["c", "s.y", "l.element.y"]
+    expected = schema_of(a="long", B="long", s=struct(x="long"), l=array(struct(x="long")), m=mapping(struct(**inner)))
+    assert bare(json.loads(kept)) == bare(json.loads(expected))
+    assert schema.remaining(recorded, recorded, table) == (recorded, [])
+    assert schema.remaining(recorded, schema_of(a="long", s="string"), recorded) == (recorded, [])
+
+
 def test_untyped_columns_are_dropped_if_no_value_is_lost() -> None:
     kept, left_out = typed(schema_of(id="long", x="void", s=struct(a="long", b="void"), l=array(struct(a="long", b="void"))))  # fmt: skip
     assert left_out == ["s.b", "l.element.b", "x"]
