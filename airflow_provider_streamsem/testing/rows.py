@@ -246,9 +246,9 @@ def _id(row: Mapping[str, Any], names: Sequence[str]) -> bytes:
 
 
 def _columns(job: Job, name: str, rows: list[dict[str, Any]]) -> str:
-    recorded = job.schemas.get(name)
     if not job.sinks[name].is_outside_log:
-        return folded(name, recorded, SCHEMA)
+        return SCHEMA
+    recorded = job.schemas.get(name)
     return folded(name, recorded, _schema(rows)) if rows else recorded or SCHEMA
 
 

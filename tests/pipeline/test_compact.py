@@ -182,7 +182,6 @@ def test_files_are_written_with_the_columns_of_their_commits(tmp_path: Path, mon
             json.dumps({"type": "struct", "fields": [{"name": name, "type": "long", "nullable": True, "metadata": {}}]})
         )
         monkeypatch.setattr("airflow_provider_streamsem.testing.rows.SCHEMA", columns[-1])
-        monkeypatch.setattr("airflow_provider_streamsem.spark.schema.evolve", lambda before, now: now)
         fixture.arrive(1)
         fixture.run(f"r{number}")
     size = max(file.bytes for file in fixture.opened().files())
