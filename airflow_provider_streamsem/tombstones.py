@@ -88,7 +88,7 @@ def count_selected(state: Json, predicate: Predicate, *, log: str) -> dict[str, 
     """Return sink → number of selected tombstones, for the sinks with any. Tombstones have the columns of the key only."""
     files = _Files(log, 0, "")
     counts = {
-        sink: sum(pc.sum(predicate.selected(rows)).as_py() or 0 for rows in files.read(stored.layers))
+        sink: predicate.count(files.read(stored.layers))
         for sink, stored in tombstones_of(state).items()
         if {*predicate.columns} <= {*stored.keys}
     }
@@ -106,8 +106,7 @@ def without_selected(
     files, after = _Files(log, version, attempt_id), tombstones_of(state)
     for sink in sinks:
         stored = after[sink]
-        rows = _together(files.read(stored.layers))
-        kept = rows.filter(pc.invert(predicate.selected(rows)))
+        kept = predicate.others(_together(files.read(stored.layers)))
         written = files.write(sink, kept) if kept.num_rows else None
         newest_ms = max(layer.newest_ms for layer in stored.layers)
         layers = () if written is None else (Layer(newest_ms=newest_ms, rows=written.rows, files=written.files),)

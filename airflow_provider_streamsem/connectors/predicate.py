@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -138,6 +138,18 @@ class Predicate:
             found = pc.is_in(column.cast(wanted.type), value_set=wanted)
             selected = found if selected is None else pc.and_(selected, found)
         return selected
+
+    def count(self, parts: Iterable[pa.Table], where: str = "") -> int:
+        """Return the number of selected rows in pyarrow tables; see :meth:`selected`."""
+        import pyarrow.compute as pc
+
+        return sum(pc.sum(self.selected(part, where)).as_py() or 0 for part in parts)
+
+    def others(self, rows: pa.Table, where: str = "") -> pa.Table:
+        """Return the rows of a pyarrow table that are not selected; see :meth:`selected`."""
+        import pyarrow.compute as pc
+
+        return rows.filter(pc.invert(self.selected(rows, where)))
 
     def is_in_text(self, text: str) -> bool:
         """

@@ -13,12 +13,10 @@ from typing import Any
 from urllib.parse import unquote
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from airflow_provider_streamsem.connectors.data_files.rewrite import RowsDifferError
-from airflow_provider_streamsem.connectors.delta.mergeable import FEED
+from airflow_provider_streamsem.connectors.delta.mergeable import forbids_removal
 from airflow_provider_streamsem.connectors.delta.replace import Replacement, UnknownCommitError
-from airflow_provider_streamsem.connectors.delta.requirements import is_append_only
 from airflow_provider_streamsem.connectors.delta.rewrite import AddedFile, NewFile, RewrittenTable
 from airflow_provider_streamsem.connectors.delta.table import open_newest
 from airflow_provider_streamsem.connectors.predicate import Predicate
@@ -70,8 +68,7 @@ def _selected_files(replacement: Replacement, predicate: Predicate) -> list[tupl
     def count(file: AddedFile) -> int:
         if target.dataset.stat(unquote(file["path"])) is None:
             raise replacement.missing(file["path"])
-        parts = target.rows(file, predicate.columns)
-        return sum(pc.sum(predicate.selected(part, target.location)).as_py() or 0 for part in parts)
+        return predicate.count(target.rows(file, predicate.columns), target.location)
 
     files = target.files()
     try:
@@ -82,10 +79,9 @@ def _selected_files(replacement: Replacement, predicate: Predicate) -> list[tupl
 
 
 def _check(replacement: Replacement, table: Any, files: list[AddedFile]) -> None:
-    feed = str(table.metadata().configuration.get(FEED, "")).lower() == "true"
-    if is_append_only(table) or feed:
+    requires = forbids_removal(table)
+    if requires:
         summary = "the Delta table permits no deletion by this library; no row of it was erased"
-        requires = [*(["delta.appendOnly"] if is_append_only(table) else []), *([FEED] if feed else [])]
         raise InvalidError(summary, table=replacement.target.location, requires=requires).advising(
             "delta.appendOnly: set it to false, erase again, and set it again. Change data feed: run DELETE in Spark, then VACUUM. The change files contain "
             "the rows until then, and the table's log contains the predicate until delta.logRetentionDuration."
@@ -103,7 +99,7 @@ def _written(replacement: Replacement, file: AddedFile, erased: int, predicate: 
 
     def kept() -> Iterator[Any]:
         for part in target.rows(file):
-            yield part.filter(pc.invert(predicate.selected(part, target.location)))
+            yield predicate.others(part, target.location)
 
     try:
         files = target.written(kept, target.partition_of(file))

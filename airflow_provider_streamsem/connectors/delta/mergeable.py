@@ -18,7 +18,7 @@ PARTITION_TYPES = ("boolean", "byte", "date", "integer", "long", "short", "strin
 _NO_PARTITION = ("binary", "timestamp")
 _UNNAMED = " ,;{}()\n\t="
 _UNESCAPED = "!$&'()+,-./:;=@_~"
-FEED = "delta.enableChangeDataFeed"
+_FEED = "delta.enableChangeDataFeed"
 
 
 def check_columns(fields: Sequence[Any], partition_by: Sequence[str]) -> None:
@@ -90,6 +90,13 @@ def misspelt(table: Any) -> list[str]:
     return [path for path in paths if quote(unquote(path), safe=_UNESCAPED) != path]
 
 
+def forbids_removal(table: Any) -> list[str]:
+    """Return the properties of a table because of which this package removes no row of it, by their Delta names."""
+    append_only = ["delta.appendOnly"] if is_append_only(table) else []
+    feed = [_FEED] if str(table.metadata().configuration.get(_FEED, "")).lower() == "true" else []
+    return [*append_only, *feed]
+
+
 def unmergeable(table: Any) -> list[str]:
     """
     Return the requirements of a table that a merge does not satisfy.
@@ -97,11 +104,13 @@ def unmergeable(table: Any) -> list[str]:
     These are ``delta.appendOnly``, the change data feed, which would need a record for each changed row, columns and nested fields that must not be null, and
     paths of files that an entry cannot remove.
     """
-    append_only = ["delta.appendOnly"] if is_append_only(table) else []
-    feed = [FEED] if str(table.metadata().configuration.get(FEED, "")).lower() == "true" else []
     fields = json.loads(table.schema().to_json())["fields"]
     paths = [f"path {path}" for path in misspelt(table)[:1]]
-    return [*append_only, *feed, *paths, *(f"{field['name']}: NOT NULL" for field in fields if not _may_be_null(field))]
+    return [
+        *forbids_removal(table),
+        *paths,
+        *(f"{field['name']}: NOT NULL" for field in fields if not _may_be_null(field)),
+    ]
 
 
 def _may_be_null(kind: Any) -> bool:

@@ -53,15 +53,10 @@ class Replacement:
     def check_requirements(self, table: Any) -> None:
         """Refuse a table with requirements for writers that a replacement does not satisfy."""
         if problems := [*unwritable(table), *(f"path {path}" for path in misspelt(table)[:1])]:
-            raise self.refused(problems)
-
-    def refused(self, problems: Sequence[str]) -> InvalidError:
-        summary = (
-            f"the Delta table has requirements for writers that the {self.work} does not satisfy; nothing was written"
-        )
-        return InvalidError(summary, table=self.target.location, requires=list(problems)).advising(
-            f"run {self.other_engine} in an engine that supports these requirements, such as Spark."
-        )
+            summary = f"the Delta table has requirements for writers that the {self.work} does not satisfy; nothing was written"
+            raise InvalidError(summary, table=self.target.location, requires=problems).advising(
+                f"run {self.other_engine} in an engine that supports these requirements, such as Spark."
+            )
 
     def check_partitions(self, table: Any, chosen: Iterable[AddedFile]) -> None:
         """Refuse files whose partition values delta-rs would write as other values."""
@@ -90,9 +85,7 @@ class Replacement:
             f"restore the file. For a shallow clone, run {self.other_engine} in another engine."
         )
 
-    def commit(
-        self, chosen: Sequence[AddedFile], new: Sequence[NewFile], before_commit: Callable[[], None] = lambda: None
-    ) -> int:
+    def commit(self, chosen: Sequence[AddedFile], new: Sequence[NewFile], before_commit: Callable[[], None]) -> int:
         """Commit the entry after the entries of other writers, if these have not removed the replaced files. Return its number."""
         from deltalake import CommitProperties, Schema
 

@@ -12,7 +12,6 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-import pyarrow.compute as pc
 from pyiceberg.manifest import DataFile
 from pyiceberg.table import FileScanTask, Table
 
@@ -72,8 +71,7 @@ def _selected(table: Table, predicate: Predicate) -> list[Selected] | None:
     predicate.selected(rewritten.schema.empty_table(), name)  # checks the types, even if there is no file
 
     def count(task: FileScanTask) -> int:
-        parts = rewritten.rows(task, predicate.columns)
-        return sum(pc.sum(predicate.selected(part, name)).as_py() or 0 for part in parts)
+        return predicate.count(rewritten.rows(task, predicate.columns), name)
 
     tasks = [*table.scan().plan_files()]
     with ThreadPoolExecutor(_READERS) as pool:
@@ -128,7 +126,7 @@ def _written(table: Table, task: FileScanTask, erased: int, predicate: Predicate
 
     def kept() -> Iterator[Any]:
         for part in rewritten.rows(task):
-            yield part.filter(pc.invert(predicate.selected(part, name)))
+            yield predicate.others(part, name)
 
     try:
         return rewritten.write_compared(kept, task.file.partition if has_own_spec else None)

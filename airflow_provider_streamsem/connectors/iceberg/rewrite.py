@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import Any
 
 import pyarrow as pa
@@ -127,9 +128,9 @@ class RewrittenTable:
         :param partition: the partition of all rows; ``None`` if they must be divided
         """
         if partition is not None:
-            groups: list[tuple[Iterable[Any], Record]] = (
-                [(rows(), partition)] if any(part.num_rows for part in rows()) else []
-            )
+            parts = (part for part in rows() if part.num_rows)
+            first = next(parts, None)
+            groups: list[tuple[Iterable[Any], Record]] = [] if first is None else [(chain([first], parts), partition)]
         else:
             all_rows = pa.concat_tables(rows(), promote_options="permissive")
             groups = [([group], of) for group, of in self.partitions(all_rows)]

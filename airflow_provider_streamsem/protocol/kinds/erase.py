@@ -16,7 +16,7 @@ from airflow_provider_streamsem.protocol.entries import (
     SegmentRewrite,
     StagedManifest,
 )
-from airflow_provider_streamsem.protocol.kinds.rewrite import has_its_rows, names_earlier_commits
+from airflow_provider_streamsem.protocol.kinds.rewrite import has_its_rows, names_earlier_commits, segment_of
 from airflow_provider_streamsem.protocol.offsets import Offsets
 
 
@@ -82,20 +82,7 @@ class Erase(Kind):
         return {**Kind.newest(self, version), "expire": version}
 
     def rewrites(self, version: int) -> tuple[SegmentRewrite, ...]:
-        files = self.files
-        if files is None:
-            return ()
-        assert files.output is not None  # see check_outcome
-        return (
-            SegmentRewrite(
-                version=version,
-                sink=files.sink,
-                commits=files.commits,
-                rows=files.rows,
-                output=files.output,
-                erased=files.erased,
-            ),
-        )
+        return () if self.files is None else (segment_of(self.files, version),)
 
     def state_after(self, state: Json) -> Json:
         if not self.tombstones:

@@ -44,17 +44,7 @@ class Rewrite(Kind):
     output: Committable | None = field(default=None, metadata=SPARSE)
 
     def rewrites(self, version: int) -> tuple[SegmentRewrite, ...]:
-        assert self.output is not None  # see check_outcome
-        return (
-            SegmentRewrite(
-                version=version,
-                sink=self.sink,
-                commits=self.commits,
-                rows=self.rows,
-                output=self.output,
-                erased=self.erased,
-            ),
-        )
+        return (segment_of(self, version),)
 
     def is_staged_by(self, manifest: StagedManifest) -> bool:
         """Return whether the attempt has written the rows, and nothing else."""
@@ -95,6 +85,8 @@ class StoredRows(Protocol):
     """Rows of earlier commits of a sink that a version stores in new files."""
 
     @property
+    def sink(self) -> str: ...
+    @property
     def commits(self) -> tuple[int, ...]: ...
     @property
     def rows(self) -> int: ...
@@ -102,6 +94,19 @@ class StoredRows(Protocol):
     def erased(self) -> int: ...
     @property
     def output(self) -> Committable | None: ...
+
+
+def segment_of(rewrite: StoredRows, version: int) -> SegmentRewrite:
+    """Return what the commit of a rewrite means for readers. Its outcome was checked, so it has output."""
+    assert rewrite.output is not None
+    return SegmentRewrite(
+        version=version,
+        sink=rewrite.sink,
+        commits=rewrite.commits,
+        rows=rewrite.rows,
+        output=rewrite.output,
+        erased=rewrite.erased,
+    )
 
 
 def names_earlier_commits(rewrite: StoredRows, version: int) -> bool:
