@@ -36,6 +36,19 @@ TIMEOUT_S = 120
 SENTINEL = -1
 
 
+def wait_for_key(bootstrap: str, topic: str, key: bytes) -> None:
+    """Wait until partition 0 of a topic has a record whose key contains some bytes."""
+    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": uuid.uuid4().hex})
+    deadline = time.monotonic() + TIMEOUT_S
+    consumer.assign([TopicPartition(topic, 0, 0)])
+    while True:
+        message = consumer.poll(1)
+        if message is not None and not message.error() and key in (message.key() or b""):
+            break
+        assert time.monotonic() < deadline, "Debezium did not send the change in time"
+    consumer.close()
+
+
 @dataclass
 class CapturedTable:
     """
@@ -121,15 +134,7 @@ class CapturedTable:
         at = time.time_ns()
         self.run(f"INSERT INTO customers (id) VALUES ({SENTINEL - at})")
         wanted = str(SENTINEL - at).encode()
-        consumer = Consumer({"bootstrap.servers": self.broker.bootstrap, "group.id": uuid.uuid4().hex})
-        deadline = time.monotonic() + TIMEOUT_S
-        consumer.assign([TopicPartition(self.topic, 0, 0)])
-        while True:
-            message = consumer.poll(1)
-            if message is not None and not message.error() and wanted in (message.key() or b""):
-                break
-            assert time.monotonic() < deadline, "Debezium did not send the change in time"
-        consumer.close()
+        wait_for_key(self.broker.bootstrap, self.topic, wanted)
 
     @property
     def pipeline(self) -> Pipeline:

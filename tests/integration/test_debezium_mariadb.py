@@ -17,11 +17,11 @@ from typing import Any
 
 import pymysql
 import pytest
-from confluent_kafka import Consumer, TopicPartition
 from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from airflow_provider_streamsem import Changes, Debezium, DeltaSink, KafkaSource, Limits, Pipeline, run_batch, verify
+from tests.integration.captured_table import wait_for_key
 from tests.integration.parts import install
 from tests.integration.parts.debezium import Debezium as DebeziumWorker
 from tests.integration.parts.kafka import Broker
@@ -36,7 +36,6 @@ DECODED = (
 )
 NAMES = [column.split()[0] for column in DECODED.split(", ")]
 ROUNDS, TRANSACTIONS, KEYS = 3, 60, 12
-TIMEOUT_S = 120
 
 
 @pytest.fixture(scope="module")
@@ -95,15 +94,7 @@ class Captured:
         """Wait until Debezium has sent every change that is committed now: it sends them in the order of the commits."""
         key = -time.time_ns()
         self.run(f"INSERT INTO customers (id) VALUES ({key})")
-        consumer = Consumer({"bootstrap.servers": self.broker.bootstrap, "group.id": uuid.uuid4().hex})
-        deadline = time.monotonic() + TIMEOUT_S
-        consumer.assign([TopicPartition(self.topic, 0, 0)])
-        while True:
-            message = consumer.poll(1)
-            if message is not None and not message.error() and str(key).encode() in (message.key() or b""):
-                break
-            assert time.monotonic() < deadline, "Debezium did not send the change in time"
-        consumer.close()
+        wait_for_key(self.broker.bootstrap, self.topic, str(key).encode())
 
     @property
     def pipeline(self) -> Pipeline:
