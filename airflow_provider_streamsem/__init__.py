@@ -27,11 +27,13 @@ _NAMES = {
     "DeltaSource": "airflow_provider_streamsem.connectors.delta.source",
     "DeltaTable": "airflow_provider_streamsem.connectors.delta.lookup",
     "EraseOperator": "airflow_provider_streamsem.operators.erase",
+    "Expect": "airflow_provider_streamsem.expectations",
     "FilesSink": "airflow_provider_streamsem.connectors.files.sink",
     "FilesSource": "airflow_provider_streamsem.connectors.files.source",
     "FilesTable": "airflow_provider_streamsem.connectors.files.lookup",
     "FreshnessSensor": "airflow_provider_streamsem.sensors.freshness",
     "Guarantee": "airflow_provider_streamsem.pipeline.spec.guarantee",
+    "Gate": "airflow_provider_streamsem.gates",
     "HttpSink": "airflow_provider_streamsem.connectors.http.sink",
     "IcebergSink": "airflow_provider_streamsem.connectors.iceberg.sink",
     "IcebergSource": "airflow_provider_streamsem.connectors.iceberg.source",
@@ -108,10 +110,12 @@ __all__ = [
     "DeltaSource",
     "DeltaTable",
     "EraseOperator",
+    "Expect",
     "FilesSink",
     "FilesSource",
     "FilesTable",
     "FreshnessSensor",
+    "Gate",
     "Guarantee",
     "HttpSink",
     "IcebergSink",
@@ -207,6 +211,8 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.connectors.sqs.client import SqsQueue
     from airflow_provider_streamsem.deduplication.settings import Dedup
     from airflow_provider_streamsem.errors import StreamsemError
+    from airflow_provider_streamsem.expectations import Expect
+    from airflow_provider_streamsem.gates import Gate
     from airflow_provider_streamsem.limits import Limits
     from airflow_provider_streamsem.operators.actions import ActionOperator, actions_dag
     from airflow_provider_streamsem.operators.compact import CompactOperator

@@ -14,7 +14,9 @@ from airflow_provider_streamsem.connectors.sink import Sink
 from airflow_provider_streamsem.connectors.source import Source
 from airflow_provider_streamsem.deduplication.settings import Dedup
 from airflow_provider_streamsem.deduplication.state import ChainStates
-from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json, Plan, Quarantine
+from airflow_provider_streamsem.expectations import Expect
+from airflow_provider_streamsem.gates import Gate
+from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json, Outcome, Plan, Quarantine
 from airflow_provider_streamsem.state.settings import State
 
 
@@ -26,12 +28,15 @@ class Job:
     :param transform: ``fn(DataFrame) -> DataFrame`` or ``-> {sink name: DataFrame}``; with lookups, ``fn(DataFrame, {lookup name: DataFrame})``
     :param lookups: name → lookup table. The plan has their pins
     :param where: SQL predicate that the engine applies before the transform, or ``None``
-    :param max_quarantined: maximum number of records that may fail to parse, inclusive; with more, the attempt fails
+    :param expect: name of a rule → the rule, for the records that pass ``where``
+    :param max_quarantined: maximum number of records that may be quarantined, inclusive; with more, the attempt fails
     :param schemas: sink → the columns that the log has recorded, as schema JSON in Spark's form
     :param base_state: the deduplication state, and the state of the stateful operators, before the batch; for reprocessing, before the batch at the root of the
         chain
     :param batch_time_ms: the processing time of the batch, at which ids expire and timers fire, in milliseconds UTC. It is ``planned_at_ms`` of the batch; for
         reprocessing, of the batch at the root of the chain
+    :param gates: conditions for the staged rows. The engine checks those that read rows
+    :param versions: returns the outcomes of the newest committed batches before this one, newest first, at most as many as its argument
     :param chain: for reprocessing with deduplication across batches: the states of the chain and of the log's head
     """
 
@@ -51,6 +56,9 @@ class Job:
     chain: ChainStates | None = None
     state_settings: State | None = None
     lookups: Mapping[str, Lookup] = field(default_factory=dict)
+    expect: Mapping[str, Expect] = field(default_factory=dict)
+    gates: Sequence[Gate] = ()
+    versions: Callable[[int], Sequence[Outcome]] = lambda count: ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +70,7 @@ class Produced:
     :param passed_to_writer: sink → number of rows that the engine passed to the sink's writer; ``None`` if the engine could not count them
     :param schemas: sink → its columns after the batch, the recorded ones first, as schema JSON in Spark's form. A sink may be missing if it has no rows
     :param state: the field ``state`` of the outcome: the deduplication state and the operators' state after the batch
+    :param problems: index of a gate → a sentence for each of its conditions on rows that does not hold
     """
 
     sinks: Mapping[str, Committable]
@@ -70,6 +79,7 @@ class Produced:
     counts: Mapping[str, int]
     passed_to_writer: Mapping[str, int | None]
     state: Json = None
+    problems: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
 
 def nothing_produced(sinks: Mapping[str, Sink], state: Json = None) -> Produced:

@@ -203,6 +203,21 @@ class HeldVersionError(StreamsemError):
     )
 
 
+class HeldByGateError(HeldVersionError):
+    """
+    The rows of the open version do not pass a gate with ``on_failure="hold"``. The version stays open, and its rows stay staged.
+
+    No version was planned, and nothing became visible.
+    """
+
+    retryable = False
+    do = (
+        "look at the rows with `streamsem diff PIPELINE.toml N`. Then run `streamsem commit PIPELINE.toml N` to make them visible, or correct the data or the "
+        "pipeline and run `streamsem abort PIPELINE.toml N --reason TEXT`: the next run reads the records again. Until then, no run can plan a version. Clear "
+        "the task afterwards: it returns the result of the run."
+    )
+
+
 class OpenVersionError(StreamsemError):
     """
     A rollback, a compaction, or a vacuum with ``keep_versions``, finds a version that is open or not published yet, or another writer creates the next version

@@ -8,7 +8,7 @@ event is built. Events contain immutable copies. A listener runs in the thread o
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
@@ -130,6 +130,7 @@ class VersionClosed:
     :param lost: whether another attempt was committed, or the version was aborted, instead of the attempt of this process
     :param duration_ms: milliseconds from the plan to the outcome, across all attempts
     :param schemas: sink → schema as Spark JSON
+    :param failed_gates: the conditions of gates that the committed rows do not satisfy, a sentence each
     """
 
     version: int
@@ -143,6 +144,7 @@ class VersionClosed:
     counts: Mapping[str, int]
     outputs: Mapping[str, Output]
     schemas: Mapping[str, str]
+    failed_gates: Sequence[str]
     duration_ms: int
 
     @property
@@ -170,6 +172,7 @@ class VersionClosed:
             counts=_frozen(stored.counts),
             outputs=_frozen(outputs),
             schemas=_frozen(stored.schemas),
+            failed_gates=tuple(failed.found for failed in stored.failed_gates),
             duration_ms=stored.duration_ms,
         )
 

@@ -246,7 +246,7 @@ VERBS = (
     ),
     Verb(
         name="commit",
-        help="Commit a held version, which `reprocess --stage-only` has staged.",
+        help="Commit a held version: a batch that a gate holds, or a version that `reprocess --stage-only` has staged.",
         example="orders.toml 57",
         builds="the source and the sinks",
         parameters=(VERSION, Parameter("attempt", "the reviewed attempt, if several were staged", metavar="ID")),

@@ -26,6 +26,7 @@ from tests.connectors.batches import UUID, resolve_schema, schema_of
 ROUNDS = int(os.environ.get("ROUNDS", "3"))
 TARGET = int(os.environ.get("TARGET", "10000000"))
 CHANGES = int(os.environ.get("CHANGES", "1000000"))
+FORMATS = os.environ.get("FORMATS", "Delta Iceberg").split()
 ENGINES = os.environ.get("ENGINES", "spark library").split()
 SCHEMA = schema_of(id="long", user="string", amount="double")
 ATTEMPT = "a" * 32
@@ -115,7 +116,7 @@ def main() -> None:
     """Measure both formats."""
     spark = kafka.local_session()
     with tempfile.TemporaryDirectory() as directory:
-        for kind in ("Delta", "Iceberg"):
+        for kind in FORMATS:
             times = measured(spark, kind, Path(directory) / kind)
             results.record("merge", f"{kind}, {CHANGES:,} changes into {TARGET:,} rows", times)
             print(kind, {subject: [round(ms) for ms in each] for subject, each in times.items()})

@@ -203,7 +203,7 @@ COMMANDS = (
     ),
     Verb(
         name="diff",
-        help="Compare a fork with its original, or a held version with what it would replace.",
+        help="Compare a fork with its original, or a held version with what it would replace, or show the rows of a held batch.",
         example="s3://lake/_streamsem/orders_v2 s3://lake/_streamsem/orders --limit 5",
         parameters=(
             Positional(

@@ -179,8 +179,11 @@ def show(args: argparse.Namespace) -> CommandResult:
         "outcome": None if outcome is None else plain(outcome),
         "receipts": plain(receipts),
     }
-    result = "open" if outcome is None else outcome.result
+    version = opened.version(args.version)
+    assert version is not None  # it has a plan
+    result = "held" if version.is_held else "open" if outcome is None else outcome.result
     lines = [f"version {args.version}: {plan.work.describe()}, {result}"]
+    lines += [f"does not pass a gate: {each.found}" for each in version.failed_gates]
     hidden = {"plan": ("pins", "lookups", "work"), "outcome": ("sinks", "schemas", "work"), "receipts": ()}
     for title, hidden_fields in hidden.items():
         entry = document[title] or {}
@@ -496,7 +499,8 @@ def explain(args: argparse.Namespace) -> CommandResult:
     lines = str(computed).split("\n")
     if pipeline.transform is None and ".py:" in args.target:
         lines += ["the function of a @task.micro_batch task is not part of the pipeline, so it is not shown"]
-    unchecked = [] if pipeline.where is None else ["where"]
+    lines += _rules(pipeline)
+    unchecked = [name for name, query in pipeline.queries.items() if query]
     lines += [f"{name} is not checked here: only a batch resolves its columns and functions" for name in unchecked]
     lines += [f"sink {name}: {label.replace('_', '-')}" for name, label in sorted(computed.sinks.items())]
     upstreams = [found for source in pipeline.source.parts.values() if (found := _upstream(pipeline, source))]
@@ -514,6 +518,7 @@ def explain(args: argparse.Namespace) -> CommandResult:
     return CommandResult(
         document={
             **plain(computed),
+            "queries": {name: pipeline.queries[name] for name in unchecked},
             "upstreams": [facts for facts, _ in upstreams],
             "warnings": risks,
             "unchecked": unchecked,
@@ -522,6 +527,20 @@ def explain(args: argparse.Namespace) -> CommandResult:
         },
         lines=lines,
     )
+
+
+def _rules(pipeline: Pipeline) -> list[str]:
+    """Describe the expectations and the gates of a pipeline, a line each."""
+    of_records = {"records": pipeline.expect, **{f"sink {name}": sink.expect for name, sink in pipeline.sinks.items()}}
+    rules = [
+        f"expectation for {rows}: {name}: {rule.predicate}; on failure: {rule.on_failure}"
+        for rows, expect in of_records.items()
+        for name, rule in expect.items()
+    ]
+    return rules + [
+        f"gate: {', '.join(f'{name}={value}' for name, value in gate.to_json().items() if name != 'on_failure')}; on failure: {gate.on_failure}"
+        for gate in pipeline.gates
+    ]
 
 
 def _upstream(pipeline: Pipeline, source: Source) -> tuple[dict[str, Any], str] | None:

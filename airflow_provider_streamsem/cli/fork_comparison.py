@@ -59,13 +59,14 @@ def held_compared(
     spark: SparkSession, opened: CommittedLog, version: int, *, sink: str | None, attempt_id: str | None, limit: int
 ) -> CommandResult:
     """
-    Compare a held version with the rows that it would replace. The exit code is 1 if rows differ.
+    Compare a held version with the rows that it would replace, or show the rows of a held batch. The exit code is 1 if rows differ.
 
     :param limit: number of different rows to show
     """
     found = diff_held(spark, opened, version, sink=sink, attempt_id=attempt_id)
     totals, rows = _totals_and_first(found.rows, limit)
-    lines = [f"version {version}, attempt {found.attempt_id}, would replace version {found.replaces}"]
+    replaced = "no rows" if found.replaces is None else f"version {found.replaces}"
+    lines = [f"version {version}, attempt {found.attempt_id}, would replace {replaced}"]
     lines.append(f"compared columns {', '.join(found.columns)}")
     for side, count in found.counts.items():
         lines.append(f"{side}: {count} rows, {totals.get(side, 0)} of them only there")

@@ -17,6 +17,7 @@ from airflow_provider_streamsem.connectors.changes import Changes
 from airflow_provider_streamsem.connectors.contract import Contract
 from airflow_provider_streamsem.connectors.predicate import Predicate
 from airflow_provider_streamsem.errors import MarkerConflictError, MarkerLostError
+from airflow_provider_streamsem.expectations import Expect
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json, Marker, Receipt
 
 if TYPE_CHECKING:
@@ -359,6 +360,13 @@ class Sink(ABC):
     def changes(self) -> Changes | None:
         """How the rows of a batch change rows of the table; ``None`` if they are rows of the table."""
         return None
+
+    # --- rules
+
+    @property
+    def expect(self) -> Mapping[str, Expect]:
+        """Name of a rule → the rule, for the rows that the transform returns."""
+        return {}
 
     # --- columns
 

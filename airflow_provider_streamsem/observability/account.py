@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from contextlib import suppress
 from importlib.util import find_spec
 
 from airflow_provider_streamsem.errors import StreamsemError
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
+from airflow_provider_streamsem.pipeline.versions.report import broken_rules
 from airflow_provider_streamsem.pipeline.versions.result import RunResult
 from airflow_provider_streamsem.protocol.offsets import Ranges
 from airflow_provider_streamsem.telemetry import (
@@ -35,6 +37,7 @@ class Account:
     :attr batches: version → event of its plan, or of its outcome once it is closed; only the newest :data:`KEPT`
     :attr adopted: versions for which the run adopted an attempt of another process
     :attr outputs: sink → output that this try made visible, without versions that another process committed
+    :attr broken: name of the count of a rule → number of records and rows that break it, of the versions in ``outputs``
     :attr schemas: sink → schema as Spark JSON
     :attr spark: the Spark application; ``None`` if the try started none
     """
@@ -47,6 +50,7 @@ class Account:
         self.batches: dict[int, Planned | VersionClosed] = {}
         self.adopted: set[int] = set()
         self.outputs: dict[str, Output] = {}
+        self.broken: Counter[str] = Counter()
         self.schemas: dict[str, str] = {}
         self.spark: SparkStarted | None = None
 
@@ -71,6 +75,7 @@ class Account:
         if isinstance(event, VersionClosed):
             self.schemas = dict(event.schemas)
             if event.mine and event.has_rows:
+                self.broken.update({name: event.counts[name] for name in broken_rules(event.counts)})
                 self.outputs |= {name: _sum(self.outputs.get(name), new) for name, new in event.outputs.items()}
 
     def _resolve_inputs(self) -> None:

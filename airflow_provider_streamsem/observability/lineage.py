@@ -9,11 +9,13 @@ offsets and attempts.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from typing import Any
 
 import attr
 from airflow.providers.common.compat.openlineage.facet import (
     Dataset,
+    InputDataset,
     OutputDataset,
     OutputStatisticsOutputDatasetFacet,
     RunFacet,
@@ -21,8 +23,10 @@ from airflow.providers.common.compat.openlineage.facet import (
     SchemaDatasetFacetFields,
 )
 from airflow.providers.openlineage.extractors import OperatorLineage
+from openlineage.client.facet_v2.data_quality_assertions_dataset import Assertion, DataQualityAssertionsDatasetFacet
 
 from airflow_provider_streamsem.errors import StreamsemError
+from airflow_provider_streamsem.expectations import Expect, failed
 from airflow_provider_streamsem.observability.account import Account
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.stores.contract import lineage_name
@@ -78,7 +82,7 @@ def of_account(account: Account) -> OperatorLineage:
         producer=PRODUCER,
     )
     return OperatorLineage(
-        inputs=_datasets(account.inputs),
+        inputs=_inputs(account),
         outputs=[_output(account, name, sink.location) for name, sink in account.pipeline.sinks.items()],
         run_facets={"streamsem_batches": facet},
     )
@@ -98,9 +102,27 @@ def _batch(account: Account, batch: Planned | VersionClosed) -> dict[str, Any]:
     }
 
 
+def _inputs(account: Account) -> list[Any]:
+    datasets = _datasets(account.inputs)
+    facets = _assertions(account, account.pipeline.expect, None)
+    return (
+        [InputDataset(namespace=each.namespace, name=each.name, inputFacets=facets) for each in datasets]
+        if facets
+        else datasets
+    )
+
+
+def _assertions(account: Account, expect: Mapping[str, Expect], sink: str | None) -> dict[str, Any]:
+    """Return the facet with an assertion for each expectation. Without a version that this try committed, it is left out."""
+    if not expect or not account.outputs:
+        return {}
+    found = [Assertion(assertion=rule, success=not account.broken[failed(rule, sink)]) for rule in expect]
+    return {"dataQualityAssertions": DataQualityAssertionsDatasetFacet(assertions=found, producer=PRODUCER)}
+
+
 def _output(account: Account, sink: str, location: str) -> Any:
     namespace, name = lineage_name(location)
-    facets, statistics = {}, {}
+    facets, statistics = _assertions(account, account.pipeline.sinks[sink].expect, sink), {}
     if sink in account.schemas:
         facets["schema"] = SchemaDatasetFacet(fields=_fields(account.schemas[sink]), producer=PRODUCER)
     if sink in account.outputs:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -9,6 +10,7 @@ from functools import cached_property
 from time import perf_counter
 from typing import Any, Literal
 
+from airflow_provider_streamsem.pipeline.versions.report import broken_rules
 from airflow_provider_streamsem.protocol.offsets import Ranges, length
 from airflow_provider_streamsem.telemetry import (
     Adopted,
@@ -20,6 +22,8 @@ from airflow_provider_streamsem.telemetry import (
     VersionClosed,
 )
 
+_NO_TAG = re.compile(r"[^A-Za-z0-9_.-]+")
+"""What backends of metrics do not accept in the value of a tag."""
 COMMON_TAGS = ("dag_id", "task_id", "pipeline")
 
 
@@ -43,7 +47,10 @@ STATS = {
     for stat in (
         Stat(name="streamsem.rows.read", kind="counter", meaning="records that committed batches read"),
         Stat(name="streamsem.rows.filtered", kind="counter", meaning="records of committed batches that the pipeline's `where` dropped"),
-        Stat(name="streamsem.rows.quarantined", kind="counter", meaning="records of committed batches that could not be parsed and were quarantined"),
+        Stat(name="streamsem.rows.quarantined", kind="counter", meaning="records of committed batches that could not be parsed, or that a rule quarantined"),
+        Stat(name="streamsem.rows.dropped", kind="counter", meaning="records of committed batches that a rule of the pipeline dropped"),
+        Stat(name="streamsem.rows.failed", kind="counter", tags=("rule",), meaning="records and rows of committed batches that break an expectation"),
+        Stat(name="streamsem.gates.failed", kind="counter", meaning="conditions of gates that committed batches do not satisfy"),
         Stat(name="streamsem.rows.written", kind="counter", tags=("sink",), meaning="rows that committed batches wrote"),
         Stat(name="streamsem.bytes.written", kind="counter", tags=("sink",), meaning="bytes of the files that committed batches wrote"),
         Stat(name="streamsem.batches.committed", kind="counter", meaning="versions with rows that this process committed"),
@@ -128,8 +135,11 @@ class StatsListener:
             return
         self._emit("streamsem.batches.committed", 1)
         self._emit("streamsem.batches.duration", event.duration_ms)
-        for name in ("read", "filtered", "quarantined"):
+        for name in ("read", "filtered", "quarantined", "dropped"):
             self._emit(f"streamsem.rows.{name}", event.counts.get(name, 0))
+        for name in broken_rules(event.counts):
+            self._emit("streamsem.rows.failed", event.counts[name], rule=_NO_TAG.sub("_", name.partition(".")[2]))
+        self._emit("streamsem.gates.failed", len(event.failed_gates))
         for sink, output in event.outputs.items():
             self._emit("streamsem.rows.written", output.rows, sink=sink)
             self._emit("streamsem.bytes.written", output.bytes, sink=sink)

@@ -140,6 +140,19 @@ class Quarantine:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class FailedGate:
+    """
+    A condition that the staged rows of an attempt do not satisfy.
+
+    :param found: a sentence that says what was found. It contains no values of rows
+    :param holds: whether only a user may commit the attempt (W49)
+    """
+
+    found: str
+    holds: bool = field(default=False, metadata=SPARSE)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hidden:
     """
     The rows of earlier versions that a version, or a segment, hides from readers of its version and of later ones (R4).
@@ -389,8 +402,14 @@ class StagedManifest:
     counts: Mapping[str, int]
     publish: tuple[str, ...] = field(default=(), metadata=SPARSE)
     state: Json = field(default=None, metadata=SPARSE)
+    failed_gates: tuple[FailedGate, ...] = field(default=(), metadata=SPARSE)
     staged_ms: int
     nonce: str
+
+    @property
+    def is_held(self) -> bool:
+        """Whether only a user may commit the attempt (W49)."""
+        return any(failed.holds for failed in self.failed_gates)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -419,6 +438,8 @@ class Outcome:
     sinks: Mapping[str, Committable] = field(default_factory=dict)
     schemas: Mapping[str, str] = field(default_factory=dict)
     quarantine: Quarantine = field(default_factory=Quarantine)
+    failed_gates: tuple[FailedGate, ...] = field(default=(), metadata=SPARSE)
+    """The conditions that the committed rows do not satisfy. A user has requested the commit if one of them holds."""
     gaps: Gaps = field(default_factory=dict)
     newest: Mapping[str, int] = field(default_factory=dict, metadata=SPARSE)
     """

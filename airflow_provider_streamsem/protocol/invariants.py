@@ -277,15 +277,15 @@ def check_i14_staged(
                 passed_to_writer=passed_to_writer.get(name),
                 files=committable.rows,
             )
-        discarded = counts.get(f"discarded_rows.{name}", 0)
-        left = counts["parsed"] - counts["filtered"] - counts.get("duplicates", 0) - discarded
-        if rows == "filter" and left != committable.rows:
+        of_sink = [f"{what}_rows.{name}" for what in ("discarded", "dropped", "quarantined")]
+        removed = {what: counts.get(what, 0) for what in ("filtered", "dropped", "duplicates", *of_sink)}
+        if rows == "filter" and counts["parsed"] - sum(removed.values()) != committable.rows:
             raise DataError(
-                'the pipeline declares rows="filter", but the rows parsed are not the rows filtered + duplicates + discarded + rows written',
+                'the pipeline declares rows="filter", but the rows parsed are not the rows removed before and after the transform + the rows written',
                 invariant="I14",
                 sink=name,
                 parsed=counts["parsed"],
-                filtered=counts["filtered"],
+                **{what: number for what, number in removed.items() if number},
                 written=committable.rows,
             )
 

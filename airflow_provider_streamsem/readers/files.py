@@ -22,6 +22,7 @@ from airflow_provider_streamsem.errors import InvalidError, LogDamagedError
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.protocol.codec import lines
 from airflow_provider_streamsem.protocol.entries import (
+    FailedGate,
     Outcome,
     PipelineRecord,
     Plan,
@@ -84,12 +85,19 @@ class Version:
 
     :param outcome: ``None`` while the version is open
     :param receipts: ``None`` if the version publishes to no sink outside the log, or if its publishes are still pending
+    :param failed_gates: the conditions of gates that the rows do not satisfy; of an open version, those of an attempt that gates hold
     """
 
     version: int
     plan: Plan
     outcome: Outcome | None
     receipts: Receipts | None = None
+    failed_gates: tuple[FailedGate, ...] = ()
+
+    @property
+    def is_held(self) -> bool:
+        """Whether the version is open until a user commits or aborts it."""
+        return self.outcome is None and (self.plan.work.is_held or any(each.holds for each in self.failed_gates))
 
 
 @dataclass(slots=True)
@@ -262,9 +270,10 @@ class CommittedLog:
         """
         Return the files that an attempt of the open version staged for a sink. They are not visible.
 
-        :raises InvalidError: there is no such sink, or it publishes outside the log
+        :raises InvalidError: there is no such sink; or it publishes outside the log, and this object has no pipeline
         """
-        dataset = self.dataset(sink)
+        own = None if self.pipeline is None else self.pipeline.sinks.get(sink)
+        dataset = own if own is not None and own.is_outside_log else self.dataset(sink)
         staged = manifest.sinks.get(sink)
         files = () if staged is None else staged.files
         return [_committed(SegmentFile(version=manifest.version, sink=sink, file=file), dataset) for file in files]
@@ -348,7 +357,15 @@ class CommittedLog:
         if plan is None:
             return None
         receipts = self.log.receipts(number) if outcome is not None and outcome.requires_receipts else None
-        return Version(version=number, plan=plan, outcome=outcome, receipts=receipts)
+        failed = self._failed_gates(number) if outcome is None else outcome.failed_gates
+        return Version(version=number, plan=plan, outcome=outcome, receipts=receipts, failed_gates=failed)
+
+    def _failed_gates(self, number: int) -> tuple[FailedGate, ...]:
+        head = self.log.newest_head()
+        if not isinstance(head, OpenHead) or head.plan.version != number:
+            return ()
+        attempts = self.log.find_staged(head)
+        return attempts[0].failed_gates if attempts and all(attempt.is_held for attempt in attempts) else ()
 
 
 def _committed(file: SegmentFile, dataset: Sink) -> CommittedFile:

@@ -1,4 +1,4 @@
-"""Compares the staged rows of a held version with the visible rows that it would replace."""
+"""Compares the staged rows of a held version with the visible rows that it would replace. Those of a batch replace none, so all of them differ."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ if TYPE_CHECKING:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeldDifference:
     """
-    The difference between the rows of a held version and the rows that it would replace, in one files sink.
+    The difference between the rows of a held version and the rows that it would replace, in one sink.
 
+    :param replaces: the version that it would replace; ``None`` for a batch
     :param rows: a DataFrame with one line for each row that one side has more often. ``row`` is the JSON text of the compared columns, ``only_in`` is
         ``visible`` or ``staged``, and ``times`` is how much more often that side has the row, at least 1
     :param columns: the compared columns: those that both sides have
@@ -30,7 +31,7 @@ class HeldDifference:
 
     version: int
     attempt_id: str
-    replaces: int
+    replaces: int | None
     rows: DataFrame
     columns: tuple[str, ...]
     counts: dict[str, int]
@@ -41,10 +42,11 @@ def diff_held(
     spark: SparkSession, opened: CommittedLog, version: int, *, sink: str | None = None, attempt_id: str | None = None
 ) -> HeldDifference:
     """
-    Compare the rows of a held version with the visible rows that it would replace. Rows are compared as multisets, without an order.
+    Compare the rows of a held version with the visible rows that it would replace, as multisets. A batch replaces no rows, so ``rows`` are its staged rows.
 
     :param spark: the session that reads the files
-    :param sink: name of the files sink; required if the pipeline has several
+    :param sink: name of the sink; required if the pipeline has several. For a reprocessing run, a files sink. A sink outside the log requires that ``opened``
+        has the pipeline
     :param attempt_id: which attempt, if concurrent processes have staged several
     :raises InvalidError: the version is not held, there is no such sink or attempt, or the two sides have no column in common
     """
@@ -52,10 +54,11 @@ def diff_held(
     manifest = staged_attempt(opened.log, version, attempt_id)
     plan = opened.log.plan(version)
     assert plan is not None  # the version is open
-    assert isinstance(plan.work, Reprocess)  # the version is held
-    replaces = plan.work.replaces
-    visible = [file for file in opened.files(sink=name, with_rewrites=False) if file.version == replaces]
-    before = opened.schema(name, version=replaces)
+    replaces = plan.work.replaces if isinstance(plan.work, Reprocess) else None
+    visible, before = [], manifest.schemas.get(name)
+    if replaces is not None:
+        visible = [file for file in opened.files(sink=name, with_rewrites=False) if file.version == replaces]
+        before = opened.schema(name, version=replaces)
     rows = {
         1: _rows(spark, visible, before),
         -1: _rows(spark, opened.attempt_files(manifest, name), manifest.schemas.get(name)),

@@ -57,6 +57,7 @@ class VersionFacts:
     :param publishing_ms: milliseconds in which the publisher that stored the receipts published the rows; ``None`` without receipts
     :param lag: number of unread items of the source when the version was planned, those of the version included; ``None`` if it is not known
     :param sinks: sink → ``committed``; for a sink outside the log, ``waiting`` or the result in its receipt: ``applied``, ``skipped`` or ``unknown``
+    :param failed_gates: the conditions of gates that the rows do not satisfy, a sentence each
     :param reason: why the version was aborted; ``""`` if it was not. At most 2,000 characters
     :param changed: the fields of the spec that differ from those of the version before
     """
@@ -85,6 +86,7 @@ class VersionFacts:
     lag: int | None
     sinks: Mapping[str, str]
     run_key: str
+    failed_gates: tuple[str, ...]
     reason: str
     changed: tuple[str, ...]
 
@@ -337,6 +339,7 @@ def _summary(version: Version) -> VersionSummary:
         lag=plan.lag,
         sinks={} if outcome is None else _sinks(outcome, receipts),
         run_key=_shortened(plan.run_key),
+        failed_gates=tuple(_shortened(failed.found) for failed in version.failed_gates),
         reason="" if outcome is None else _shortened(outcome.reason),
         changed=(),
     )
@@ -353,7 +356,7 @@ def _is_final(version: Version) -> bool:
 
 def _result(version: Version) -> str:
     if version.outcome is None:
-        return "held" if version.plan.work.is_held else "open"
+        return "held" if version.is_held else "open"
     return "publishing" if version.outcome.requires_receipts and version.receipts is None else version.outcome.result
 
 

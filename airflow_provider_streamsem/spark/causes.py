@@ -5,7 +5,13 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import TYPE_CHECKING
 
+if TYPE_CHECKING:
+    from pyspark.errors import AnalysisException
+
+_NAMES = ("objectName", "routineName", "eventName", "relationName", "path")
+"""The parameters of Spark's conditions that name what cannot be resolved."""
 _LOGGERS = ("SQLQueryContextLogger", "DataFrameQueryContextLogger")
 
 
@@ -67,3 +73,10 @@ def _not_of_py4j(record: logging.LogRecord) -> bool:
 class _Silence(logging.Filter):
     def filter(self, record: logging.LogRecord) -> bool:
         return False
+
+
+def named(error: AnalysisException) -> dict[str, str]:
+    """Return the name of the column, table, function or path that Spark's analysis refuses, as a field ``name`` for an error; empty if Spark names none."""
+    parameters = dict(error.getMessageParameters() or {})
+    name = next((parameters[key] for key in _NAMES if key in parameters), None)
+    return {} if name is None else {"name": name}

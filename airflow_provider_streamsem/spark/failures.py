@@ -18,6 +18,7 @@ from airflow_provider_streamsem.errors import (
     UnavailableError,
 )
 from airflow_provider_streamsem.spark import (
+    causes,
     connect_failures,
     installations,
     jvm_exceptions,
@@ -100,12 +101,10 @@ def _query_error(error: Exception, raised: user_code.Raised | None, job: Job) ->
     }
     found = jvm_exceptions.conditions(error)
     if isinstance(error, AnalysisException):
-        from airflow_provider_streamsem.spark.staging import named
-
         summary = "the transform does not fit its input columns"
         condition = found[0][0] if found else ""
         return DataError(
-            summary, version=job.plan.version, condition=condition, **named(error), **facts, **_files(job)
+            summary, version=job.plan.version, condition=condition, **causes.named(error), **facts, **_files(job)
         ).advising(
             "correct the line of the transform that the traceback shows, and run again: the same range is read again."
         )

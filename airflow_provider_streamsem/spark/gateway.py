@@ -141,7 +141,9 @@ def observe(frame: DataFrame, observation: Observation, *aggregates: Column) -> 
     return frame.observe(observation, *aggregates)
 
 
-def observe_last(frame: DataFrame, observation: Observation, *aggregates: Column, watched: Observation) -> DataFrame:
+def observe_last(
+    frame: DataFrame, observation: Observation, *aggregates: Column, watched: Sequence[Observation]
+) -> DataFrame:
     """Attach an observation that counts the rows passed to a writer. Spark's listener bus also delivers the counts of ``watched``."""
     return frame.observe(observation, *aggregates)
 

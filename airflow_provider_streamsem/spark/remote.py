@@ -106,9 +106,11 @@ def observe(frame: DataFrame, observation: Observation, *aggregates: Column) -> 
     return frame.observe(inner._name, *aggregates)
 
 
-def observe_last(frame: DataFrame, observation: Observation, *aggregates: Column, watched: Observation) -> DataFrame:
+def observe_last(
+    frame: DataFrame, observation: Observation, *aggregates: Column, watched: Sequence[Observation]
+) -> DataFrame:
     """
-    Attach an observation that counts the rows passed to a writer. The same execution delivers the counts of ``watched``, which is below it in the plan.
+    Attach an observation that counts the rows passed to a writer. The same execution delivers the counts of ``watched``, which are below it in the plan.
 
     ``DataFrame.observe`` of the client would send a request to find out whether the frame is a stream.
     """
@@ -121,15 +123,15 @@ def observe_last(frame: DataFrame, observation: Observation, *aggregates: Column
 
 
 class _Collecting(CollectMetrics):  # type: ignore[misc]
-    """The top node of a plan. It also receives the counts of an observation below it, which the plan contains by name only."""
+    """The top node of a plan. It also receives the counts of observations below it, which the plan contains by name only."""
 
-    def __init__(self, child: Any, last: Any, aggregates: Sequence[Column], watched: Any) -> None:
+    def __init__(self, child: Any, last: Any, aggregates: Sequence[Column], watched: Sequence[Any]) -> None:
         super().__init__(child, last, [*aggregates])
         self._watched = watched
 
     @property
     def observations(self) -> Any:
-        return {**super().observations, self._watched._name: self._watched}
+        return super().observations | {each._name: each for each in self._watched}
 
 
 def may_have_run(observation: Observation, session: SparkSession) -> bool:

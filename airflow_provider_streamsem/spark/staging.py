@@ -7,9 +7,10 @@ This module imports pyspark.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import partial, reduce
+from itertools import islice
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pyspark.errors import AnalysisException
@@ -21,17 +22,22 @@ from airflow_provider_streamsem import telemetry, tombstones
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.changes import CHANGE, UNCHANGED
 from airflow_provider_streamsem.connectors.columns import types as column_types
+from airflow_provider_streamsem.connectors.data_files.read import read_files
 from airflow_provider_streamsem.connectors.source import Loaded, LoadedTogether, ParsedRecords, Source
 from airflow_provider_streamsem.deduplication.batch import DedupBatch
 from airflow_provider_streamsem.deduplication.layers import LayerFiles
 from airflow_provider_streamsem.engine import Job, Produced
-from airflow_provider_streamsem.errors import DataError
+from airflow_provider_streamsem.errors import DataError, StageError
+from airflow_provider_streamsem.expectations import failed
+from airflow_provider_streamsem.gates import Gate
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Committable, Json, Quarantine
 from airflow_provider_streamsem.spark import causes, change_data, contracts, schema
 from airflow_provider_streamsem.spark.duplicates import Deduplication
 from airflow_provider_streamsem.spark.evaluation import Plans, consistent, consistent_alone
+from airflow_provider_streamsem.spark.gates import StagedRows
+from airflow_provider_streamsem.spark.rules import DROPPED, JUDGED, QUARANTINED, Rules
 from airflow_provider_streamsem.spark.sequencing import Sequencing
 from airflow_provider_streamsem.state.files import make_durable
 from airflow_provider_streamsem.state.settings import LOCATION, State, operator_state, with_operator_state
@@ -42,16 +48,6 @@ if TYPE_CHECKING:
 
 logger = telemetry.log_of(__name__)
 
-
-def named(error: AnalysisException) -> dict[str, str]:
-    """Return the name of the column, table, function or path that Spark's analysis refuses, as a field ``name`` for an error; empty if Spark names none."""
-    parameters = dict(error.getMessageParameters() or {})
-    name = next((parameters[key] for key in _NAMES if key in parameters), None)
-    return {} if name is None else {"name": name}
-
-
-_NAMES = ("objectName", "routineName", "eventName", "relationName", "path")
-"""The parameters of Spark's conditions that name what cannot be resolved."""
 
 NARROW_NODES = {"Project", "Filter", "CollectMetrics", "Generate", "SubqueryAlias", "View"}
 """
@@ -75,9 +71,9 @@ class Inspection(Protocol):
         ...
 
     def observe_last(
-        self, frame: DataFrame, observation: Observation, *aggregates: Column, watched: Observation
+        self, frame: DataFrame, observation: Observation, *aggregates: Column, watched: Sequence[Observation]
     ) -> DataFrame:
-        """Attach an observation that counts the rows passed to a writer. The write also delivers the counts of ``watched``, which is below it in the plan."""
+        """Attach an observation that counts the rows passed to a writer. The write also delivers the counts of ``watched``, which are below it in the plan."""
         ...
 
     def may_have_run(self, observation: Observation, session: SparkSession) -> bool:
@@ -119,14 +115,40 @@ _PASSES_WHERE = "__streamsem_passes_where"
 
 @dataclass(slots=True)
 class _Input:
-    """The planned records of one source. ``marked`` has the value of ``where`` as a column. The only source of a pipeline has no name."""
+    """The planned records of one source. ``marked`` has the value of ``where``, and the rules that a record breaks, as columns. The only source has no name."""
 
     name: str
     loaded: Loaded
     marked: DataFrame
     aggregates: list[Column]
+    rules: Rules
     observation: Observation = field(default_factory=Observation)
     counts_once: bool = False
+
+
+@dataclass(slots=True)
+class _SinkRules:
+    """The expectations of a sink, and the rows that they judge. ``quarantining`` are these rows if a rule may quarantine some: they were evaluated once."""
+
+    rules: Rules
+    columns: list[str]
+    quarantining: DataFrame | None = None
+    observation: Observation = field(default_factory=Observation)
+    counts: Mapping[str, int] = field(default_factory=dict)
+
+    @property
+    def removed(self) -> int:
+        """The number of rows that are dropped or quarantined."""
+        return self.counts.get(DROPPED, 0) + self.counts.get(QUARANTINED, 0)
+
+    def counts_of(self, sink: str) -> dict[str, int]:
+        """Return the counts of the outcome."""
+        found = {failed(rule, sink): self.counts.get(failed(rule, sink), 0) for rule in self.rules.expect}
+        return {
+            **found,
+            f"dropped_rows.{sink}": self.counts.get(DROPPED, 0),
+            f"quarantined_rows.{sink}": self.counts.get(QUARANTINED, 0),
+        }
 
 
 @dataclass(slots=True)
@@ -143,6 +165,7 @@ class Staging:
     _discarded: dict[str, int] = field(default_factory=dict)
     _late: int = 0
     _late_rows: list[str] = field(default_factory=list)
+    _rules: dict[str, _SinkRules] = field(default_factory=dict)
     _dedup: Deduplication | None = None
     _micro_batch: MicroBatch | None = None
     _sequencing: Sequencing = field(init=False)
@@ -156,30 +179,38 @@ class Staging:
         Write the files of every sink and the quarantined records. Each record is counted once, even if the transform reads it several times or not at all.
         """
         try:
-            inputs = self._inputs()
-            self._load_state()
-            stores = len(self.job.sinks) > 1 or self._dedup is not None or self._micro_batch is not None
-            # In a plan that combines several sources, an observation may count a record several times, or not at all.
-            good = {item.name: self._good(item, observes=stores or len(inputs) == 1) for item in inputs}
-            if stores:
-                good = {item.name: self._evaluated(item, good[item.name]) for item in inputs}
-            outputs = {
-                name: self._fitted(name, self._sequencing.ordered(name, self._marked_changes(name, frame)))
-                for name, frame in self._outputs(good).items()
-            }
-            if not stores and len(inputs) == 1:
-                inputs[0].counts_once = self._counts_once(outputs.values(), inputs[0].observation)
-            if len(self.job.sinks) == 1 and self._micro_batch is None and (stores or not inputs[0].counts_once):
-                outputs = {name: consistent_alone(frame, self._plans) for name, frame in outputs.items()}
-            watched = inputs[0].observation
-            passed_to_writer = {name: self._write(name, outputs[name], watched) for name in self.job.sinks}
-            state = self._state_after_batch()
-            counts = {item.name: self._counts_of(item) for item in inputs}
+            return self._staged()
         finally:
-            self._release()
+            if self._micro_batch is not None:
+                self._micro_batch.close()
+            self._plans.release()
+
+    def _staged(self) -> Produced:
+        inputs = self._inputs()
+        self._load_state()
+        stores = len(self.job.sinks) > 1 or self._dedup is not None or self._micro_batch is not None
+        # In a plan that combines several sources, an observation may count a record several times, or not at all.
+        good = {item.name: self._good(item, observes=stores or len(inputs) == 1) for item in inputs}
+        if stores:
+            good = {item.name: self._evaluated(item, good[item.name]) for item in inputs}
+        outputs = {
+            name: self._fitted(
+                name, self._judged(name, self._sequencing.ordered(name, self._marked_changes(name, frame)))
+            )
+            for name, frame in self._outputs(good).items()
+        }
+        if not stores and len(inputs) == 1:
+            inputs[0].counts_once = self._counts_once(outputs.values(), inputs[0].observation)
+        if len(self.job.sinks) == 1 and self._micro_batch is None and (stores or not inputs[0].counts_once):
+            outputs = {name: consistent_alone(frame, self._plans) for name, frame in outputs.items()}
+        watched = [inputs[0].observation]
+        passed_to_writer = {name: self._write(name, outputs[name], watched) for name in self.job.sinks}
+        state = self._state_after_batch()
+        counts = {item.name: self._counts_of(item) for item in inputs}
         for item in inputs:
             read = counts[item.name]["read"]
             item.loaded.check_read(read)
+            item.rules.refuse_failures(counts[item.name], self.job.plan.version)
             item.loaded.take_observed(counts[item.name], read - counts[item.name].get("bad", 0))
         with telemetry.phase("collect"):
             sinks = {
@@ -189,6 +220,7 @@ class Staging:
             for name, staged in sinks.items():
                 self._sequencing.check(name, self.job.sinks[name].location, staged)
             state = self._with_tombstones(state, sinks)
+        problems = {at: self._problems(gate, sinks) for at, gate in enumerate(self.job.gates) if gate.reads_rows}
         return Produced(
             sinks=sinks,
             schemas=self._schemas,
@@ -196,11 +228,13 @@ class Staging:
             counts=self._counts(counts, sinks),
             passed_to_writer=passed_to_writer,
             state=state,
+            problems=problems,
         )
 
     def _inputs(self) -> list[_Input]:
+        rules = Rules(self.job.expect)
         return [
-            _Input(name, loaded, self._marked(loaded), self._aggregates(loaded))
+            _Input(name, loaded, self._marked(loaded, rules), self._aggregates(loaded, rules), rules)
             for name, loaded in self._loaded().items()
         ]
 
@@ -214,11 +248,6 @@ class Staging:
             batch = DedupBatch(self.job.dedup, files, now_ms, self.job.base_state, self.job.chain)
             self._dedup = Deduplication(batch)
 
-    def _release(self) -> None:
-        if self._micro_batch is not None:
-            self._micro_batch.close()
-        self._plans.release()
-
     def _counts_once(self, outputs: Iterable[DataFrame], observation: Observation) -> bool:
         """Return whether the observation counts each record exactly once when the sinks are written."""
         is_used = self.inspect.may_have_run(observation, self.session)  # by an action in the transform
@@ -226,15 +255,20 @@ class Staging:
 
     def _counts_of(self, item: _Input) -> Mapping[str, Any]:
         """If the observation may have counted a record several times, or not at all, count in a separate pass."""
-        names = [*_COUNTS, *item.loaded.aggregates]
+        names = [*_COUNTS, *item.loaded.aggregates, *item.rules.names]
         counts = self.inspect.observed(item.observation, self.session, names) if item.counts_once else None
         return self._count(item.marked, item.aggregates) if counts is None else counts
 
     def _counts(self, by_source: Mapping[str, Mapping[str, int]], sinks: Mapping[str, Committable]) -> dict[str, int]:
-        read, bad, filtered = (
-            sum(source_counts.get(name, 0) for source_counts in by_source.values()) for name in _COUNTS
-        )
-        counts = {"read": read, "parsed": read - bad, "quarantined": bad, "filtered": filtered}
+        def total(name: str) -> int:
+            return sum(source_counts.get(name, 0) for source_counts in by_source.values())
+
+        read, quarantined = total("read"), total("bad") + total(QUARANTINED)
+        counts = {"read": read, "parsed": read - quarantined, "quarantined": quarantined, "filtered": total("filtered")}
+        if self.job.expect:
+            counts |= {DROPPED: total(DROPPED)} | {failed(rule): total(failed(rule)) for rule in self.job.expect}
+        for name, judged in self._rules.items():
+            counts |= judged.counts_of(name)
         counts |= {f"read.{name}": source_counts["read"] for name, source_counts in by_source.items() if name}
         counts |= {f"written.{name}": committable.rows for name, committable in sinks.items()}
         counts |= self._discarded
@@ -275,6 +309,16 @@ class Staging:
             definition=getattr(self.job.transform, "definition", ""),
         )  # fmt: skip
 
+    def _problems(self, gate: Gate, sinks: Mapping[str, Committable]) -> list[str]:
+        """Check the staged rows of the sinks to which a gate applies."""
+        found: list[str] = []
+        for name in filter(gate.applies_to, sinks):
+            staged, sink = sinks[name], self.job.sinks[name]
+            frame = read_files(self.session, sink.urls(staged.files), format=staged.format, schema=self._schemas[name])
+            rows = StagedRows(self.session, name, frame, staged.rows, self.job.batch_time_ms, self.job.versions)
+            found += rows.problems(gate)
+        return found
+
     def _loaded(self) -> Mapping[str, Loaded]:
         """
         A no-data batch uses the columns that the state before it has recorded, and the columns that were added to the source since. A source that an alter has
@@ -306,7 +350,7 @@ class Staging:
         loaded = self._sequencing.load(self.session, self.job.source, pins)
         return loaded.parts if isinstance(loaded, LoadedTogether) else {"": loaded}
 
-    def _aggregates(self, loaded: Loaded) -> list[Column]:
+    def _aggregates(self, loaded: Loaded, rules: Rules) -> list[Column]:
         aggregates = [F.expr("count(1) AS read")]
         if loaded.bad is not None:
             aggregates.append(F.count_if(loaded.bad).alias("bad"))
@@ -314,14 +358,21 @@ class Staging:
         if self.job.where is not None:
             dropped = ~F.col(_PASSES_WHERE)
             aggregates.append(F.count_if(dropped if loaded.bad is None else ~loaded.bad & dropped).alias("filtered"))
-        return aggregates
+        return [*aggregates, *(rules.aggregates if rules.expect else ())]
 
-    def _marked(self, loaded: Loaded) -> DataFrame:
-        """Add the value of the predicate `where` as a column, so that counting and filtering use the same value."""
-        if self.job.where is None:
-            return loaded.frame
+    def _marked(self, loaded: Loaded, rules: Rules) -> DataFrame:
+        """Add the value of `where`, and the rules that a record breaks, as columns, so that counting and filtering use the same values."""
+        marked = loaded.frame if self.job.where is None else self._marked_by_where(loaded, self.job.where)
+        if not rules.expect:
+            return marked
+        judged = [] if loaded.bad is None else [~loaded.bad]  # the values of a bad record are undefined
+        judged += [] if self.job.where is None else [F.col(_PASSES_WHERE)]
+        marked = rules.marked(marked, reduce(Column.__and__, judged) if judged else None)
+        return self._plans.repeatable(marked, rules.text)
+
+    def _marked_by_where(self, loaded: Loaded, where: str) -> DataFrame:
         try:
-            passes = F.expr(self.job.where)
+            passes = F.expr(where)
             if loaded.bad is not None:  # the values of a bad record are undefined, and a cast of them may fail
                 passes = F.when(~loaded.bad, passes)
             marked = loaded.frame.withColumn(_PASSES_WHERE, F.coalesce(passes, F.lit(False)))
@@ -329,26 +380,27 @@ class Staging:
         except AnalysisException as error:
             raise DataError(
                 "Spark cannot resolve the predicate `where` with the columns of the source",
-                where=self.job.where,
+                where=where,
                 condition=error.getCondition(),
-                **named(error),
+                **causes.named(error),
                 columns=[name for name in loaded.frame.columns if name not in loaded.drop],
             ).advising(
                 "correct `where`, then run again. The version stays open, and the next run reads its ranges with the corrected predicate."
             ) from causes.short(error)
-        return self._plans.repeatable(marked, self.job.where)
+        return self._plans.repeatable(marked, where)
 
     def _good(self, item: _Input, *, observes: bool) -> DataFrame:
         loaded, good = item.loaded, item.marked
         good = self.inspect.observe(good, item.observation, *item.aggregates) if observes else good
         good = good if loaded.bad is None else good.where(~loaded.bad)
         good = good if self.job.where is None else good.where(F.col(_PASSES_WHERE)).drop(_PASSES_WHERE)
+        good = item.rules.passing(good) if item.rules.expect else good
         return good.drop(*loaded.drop) if loaded.drop else good
 
     def _evaluated(self, item: _Input, good: DataFrame) -> DataFrame:
         """Evaluate the records of a source once, and return those that pass the deduplication, if the pipeline has one."""
         item.counts_once = self._counts_once([good], item.observation)
-        store = partial(self._stored, watched=item.observation)
+        store = partial(self._stored, watched=[item.observation])
         if self._dedup is None:
             return store(good)
         return self._sequencing.restored(self._dedup.passing(self._sequencing.numbered(good), store))
@@ -451,19 +503,50 @@ class Staging:
         logger.info("sink %s: the contract discards %d rows and %d values", name, counts["rows"], counts["values"])
         return fitting.applied(stored)
 
-    def _stored(self, frame: DataFrame, watched: Observation) -> DataFrame:
+    def _judged(self, name: str, frame: DataFrame) -> DataFrame:
+        """Count the rows that break a rule of the sink in the pass that writes them, and return the rows that are kept."""
+        rules = Rules(self.job.sinks[name].expect, name)
+        if not rules.expect:
+            return frame
+        judged = self._rules[name] = _SinkRules(rules, [c for c in frame.columns if c not in _MARKS])
+        marked = self.inspect.observe(rules.marked(frame), judged.observation, *rules.aggregates)
+        if rules.has_quarantine:  # the rows are read twice
+            marked = judged.quarantining = self._stored(marked, watched=[judged.observation])
+        return rules.passing(marked)
+
+    def _stored(self, frame: DataFrame, watched: Sequence[Observation]) -> DataFrame:
         """Evaluate a DataFrame once, and let the evaluation deliver the counts of an observation."""
         return self._plans.stored(
             self.inspect.observe_last(frame, Observation(), F.expr("count(1) AS rows"), watched=watched)
         )
 
-    def _write(self, name: str, frame: DataFrame, watched: Observation) -> int | None:
+    def _write(self, name: str, frame: DataFrame, watched: Sequence[Observation]) -> int | None:
         """Write the files of one sink, and return the number of rows that Spark passed to its writer; ``None`` if Spark did not count them."""
-        passed_to_writer = Observation()
+        passed_to_writer, judged = Observation(), self._rules.get(name)
+        watched = watched if judged is None else [*watched, judged.observation]
         rows = self.inspect.observe_last(frame, passed_to_writer, F.expr("count(1) AS rows"), watched=watched)
         self._accepted[name] = self.job.sinks[name].stage(rows, self.job.plan.version, self.job.attempt_id)
         counts = self.inspect.observed(passed_to_writer, self.session, ("rows",))
-        return None if counts is None else counts["rows"]
+        written = None if counts is None else counts["rows"]
+        if judged is not None:
+            self._count_judged(name, judged, written or 0)
+        return written
+
+    def _count_judged(self, name: str, judged: _SinkRules, written: int) -> None:
+        """Take the counts of the rules of a sink, and check that each row was counted once. Spark may drop the counter of a plan without rows."""
+        judged.counts = self.inspect.observed(judged.observation, self.session, judged.rules.names) or {}
+        found = judged.counts.get(JUDGED, 0)
+        kept = written + self._discarded.get(f"discarded_rows.{name}", 0)
+        if found != kept + judged.removed:
+            raise StageError(
+                "the rows that the expectations of a sink judged are not those that were written or removed",
+                invariant="I14",
+                sink=name,
+                judged=found,
+                kept=kept,
+                removed=judged.removed,
+            )
+        judged.rules.refuse_failures(judged.counts, self.job.plan.version)
 
     def _count(self, marked: DataFrame, aggregates: list[Column]) -> dict[str, Any]:
         """Count the records in a separate pass, because the transform may not have read each record exactly once."""
@@ -471,66 +554,89 @@ class Staging:
         return {} if row is None else row.asDict()
 
     def _quarantine(self, inputs: Sequence[_Input], counts: Mapping[str, Mapping[str, int]]) -> Quarantine:
-        """An object has at most 5,000 records. If there are bad records, the planned records are read a second time. ``counts`` are of the first pass."""
-        bad = {item.name: counts[item.name].get("bad", 0) for item in inputs}
-        limit = self.job.max_quarantined
-        if sum(bad.values()) > limit:
-            first = next(item for item in inputs if bad[item.name])
-            location = next(first.loaded.bad_records()).location
-            raise DataError(
-                "the number of records that cannot be parsed exceeds limits.max_quarantined",
-                version=self.job.plan.version,
-                found=sum(bad.values()),
-                allowed=limit,
-                **({"first_file": location["path"]} if "path" in location else {}),
-            ).advising(
-                "raise limits.max_quarantined and run again: the records are then quarantined, and `streamsem quarantine` shows them. Or correct the schema. "
-                "Do not edit a planned file, because it would no longer match its pin."
-            )
-        if sum(bad.values()) + len(self._late_rows) > limit:
-            raise DataError(
-                "the number of late rows exceeds limits.max_quarantined",
-                version=self.job.plan.version,
-                late=self._late,
-                allowed=limit,
-            ).advising('raise limits.max_quarantined, or set state.late="drop", and run again.')
+        """
+        Store the quarantined records. ``counts`` are of the first pass.
+
+        An object has at most 5,000 records. If there are bad records, the planned records are read a second time.
+        """
+        found = {
+            "cannot_be_parsed": sum(counts[item.name].get("bad", 0) for item in inputs),
+            "break_a_rule": sum(counts[item.name].get(QUARANTINED, 0) for item in inputs)
+            + sum(judged.counts.get(QUARANTINED, 0) for judged in self._rules.values()),
+            "late": len(self._late_rows),
+        }
+        rows = sum(found.values())
+        if rows > self.job.max_quarantined:
+            self._refuse_quarantine(inputs, counts, found)
         stored: list[str] = []
         for item in inputs:
-            if bad[item.name]:
-                self._store_bad(item, bad[item.name], stored)
+            self._store(self._bad_records(item), counts[item.name].get("bad", 0), stored)
+            if item.rules.expect:
+                columns = [name for name in item.loaded.frame.columns if name not in item.loaded.drop]
+                self._store_broken(item.rules, item.marked, columns, counts[item.name], stored)
+        for judged in self._rules.values():
+            if judged.quarantining is not None:
+                self._store_broken(judged.rules, judged.quarantining, judged.columns, judged.counts, stored)
         if self._micro_batch is not None:
-            self._store_late(self._micro_batch.late_watermark_ms, stored)
-        return Quarantine(rows=sum(bad.values()) + len(self._late_rows), keys=tuple(stored))
+            self._store(self._late_records(self._micro_batch.late_watermark_ms), len(self._late_rows), stored)
+        return Quarantine(rows=rows, keys=tuple(stored))
 
-    def _store_bad(self, item: _Input, bad: int, stored: list[str]) -> None:
-        """``bad`` is the number of bad records in the first pass, which the second pass must find again."""
+    def _refuse_quarantine(
+        self, inputs: Sequence[_Input], counts: Mapping[str, Mapping[str, int]], found: Mapping[str, int]
+    ) -> None:
+        limit = self.job.max_quarantined
+        facts: dict[str, object] = {}
+        if found["cannot_be_parsed"]:
+            first = next(item for item in inputs if counts[item.name].get("bad", 0))
+            location = next(first.loaded.bad_records()).location
+            facts = {"first_file": location["path"]} if "path" in location else {}
+        late = {} if self._micro_batch is None else {"late": self._late}
+        raise DataError(
+            "the number of records to quarantine exceeds limits.max_quarantined",
+            version=self.job.plan.version,
+            **{name: rows for name, rows in (dict(found) | late).items() if rows},
+            allowed=limit,
+            **facts,
+        ).advising(
+            "raise limits.max_quarantined and run again: the records are then quarantined, and `streamsem quarantine` shows them. Or correct the schema, the "
+            "rule or the transform. Do not edit a planned file, because it would no longer match its pin."
+        )
+
+    def _bad_records(self, item: _Input) -> Iterator[dict[str, Any]]:
         source = {"source": item.name} if item.name else {}
-        part: list[bytes] = []
-        rows = 0
         for record in item.loaded.bad_records():
-            rows += 1
-            part.append(canonical({**source, **record.location, "raw": record.raw, "error": record.error}) + b"\n")
-            if len(part) == _RECORDS_PER_OBJECT:
-                stored.append(self._store_part(len(stored), part))
-                part = []
-        if part:
-            stored.append(self._store_part(len(stored), part))
-        if rows != bad:
+            yield {**source, **record.location, "raw": record.raw, "error": record.error}
+
+    def _late_records(self, watermark_ms: int) -> Iterator[dict[str, Any]]:
+        error = "late: the event time, or the end of the window, is not after the watermark"
+        for raw in self._late_rows:
+            yield {"watermark_ms": watermark_ms, "encoding": "utf-8", "error": error, "raw": raw}
+
+    def _store_broken(
+        self, rules: Rules, marked: DataFrame, columns: Sequence[str], counts: Mapping[str, int], stored: list[str]
+    ) -> None:
+        self._store(rules.quarantined(marked, columns), counts.get(QUARANTINED, 0), stored)
+
+    def _store(self, records: Iterator[dict[str, Any]], expected: int, stored: list[str]) -> None:
+        """
+        Store records in objects, and add their keys to ``stored``.
+
+        :param records: reads the records a second time, so it is not read if none is expected
+        :param expected: the number of records in the first pass, which the second pass must find again
+        """
+        if not expected:
+            return
+        lines = (canonical(record) + b"\n" for record in records)
+        rows = 0
+        while part := [*islice(lines, _RECORDS_PER_OBJECT)]:
+            rows += len(part)
+            key = keys.quarantine(self.job.plan.version, self.job.attempt_id, len(stored))
+            self.log.create(key, b"".join(part))
+            stored.append(key)
+        if rows != expected:
             raise DataError(
-                "two passes over the same records found different numbers of records that cannot be parsed",
+                "two passes over the same records found different numbers of records to quarantine",
                 version=self.job.plan.version,
-                first=bad,
+                first=expected,
                 second=rows,
             ).advising("run again. If it repeats, run `streamsem doctor-spark`.")
-
-    def _store_late(self, watermark_ms: int, stored: list[str]) -> None:
-        error = "late: the event time, or the end of the window, is not after the watermark"
-        fields = {"watermark_ms": watermark_ms, "encoding": "utf-8", "error": error}
-        part = [canonical({**fields, "raw": raw}) + b"\n" for raw in self._late_rows]
-        for start in range(0, len(part), _RECORDS_PER_OBJECT):
-            stored.append(self._store_part(len(stored), part[start : start + _RECORDS_PER_OBJECT]))
-
-    def _store_part(self, number: int, part: list[bytes]) -> str:
-        key = keys.quarantine(self.job.plan.version, self.job.attempt_id, number)
-        self.log.create(key, b"".join(part))
-        return key

@@ -290,6 +290,13 @@ def _refuse_what_needs_spark(job: Job) -> None:
     sinks |= {f"partitions of sink {name}": "yes" for name, sink in job.sinks.items() if sink.partitions}
     sinks |= {f"contract of sink {name}": "yes" for name, sink in job.sinks.items() if sink.contract is not None}
     settings: dict[str, object] = {"where": job.where} if job.where is not None else {}
+    settings |= {"expect": sorted(job.expect)} if job.expect else {}
+    settings |= (
+        {"gates": [gate.to_json() for gate in job.gates if gate.reads_rows]}
+        if any(gate.reads_rows for gate in job.gates)
+        else {}
+    )
+    sinks |= {f"expect of sink {name}": "yes" for name, sink in job.sinks.items() if sink.expect}
     settings |= {"lookups": sorted(job.lookups)} if job.lookups else {}
     settings |= {} if job.state_settings is None else {"state": job.state_settings.output_mode}
     if settings or sinks:

@@ -219,3 +219,18 @@ ACCEPTED: list[tuple[Callable[[DataFrame], Frames], int, int]] = [
     (own_values, 2000, 2000), (groups_of_each, 10, 4), (filter_of_one, 4000, 2000), (sample_of_one, 2, 10),
 ]  # fmt: skip
 """Transforms without a risk, and the numbers of rows of their sinks if the ids are 0 to 3,999."""
+
+
+def no_problem(frame: DataFrame) -> list[str]:
+    """Check staged rows for a gate."""
+    return []
+
+
+def no_problem_but_one(frame: DataFrame) -> list[str]:
+    """Check staged rows for a gate."""
+    return [f"the batch has {frame.count()} rows"]
+
+
+def one_text(frame: DataFrame) -> str:
+    """Return something else than a list."""
+    return "a problem"

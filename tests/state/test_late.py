@@ -79,7 +79,7 @@ def test_late_rows_of_both_sides_of_a_join_are_quarantined(tmp_path: Path) -> No
 
 
 def test_more_late_rows_than_the_limit_fail_the_batch_and_lose_nothing(tmp_path: Path) -> None:
-    with pytest.raises(DataError, match=r"late rows exceeds limits.max_quarantined.*allowed=2"):
+    with pytest.raises(DataError, match=r"exceeds limits.max_quarantined.*late=.*allowed=2"):
         run(tmp_path, distinct_within_watermark, limits=Limits(max_quarantined=2))
     assert run_batch(pipeline(tmp_path, distinct_within_watermark, "append"), run_key="run 2").counts["late"] == 3
 

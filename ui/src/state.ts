@@ -73,6 +73,12 @@ export function closed(pipeline: PipelineSummary): string {
   return at ? `${age(pipeline.now_ms - at)} ago` : "";
 }
 
+/** The names of the counts of rules that rows of some version break, sorted. */
+export function brokenRules(versions: VersionRow[]): string[] {
+  const names = versions.flatMap((row) => Object.keys(row.counts).filter((name) => (row.counts[name] ?? 0) > 0));
+  return [...new Set(names)].filter((name) => /^failed_(records|rows)\./.test(name)).sort();
+}
+
 /** The rows that a rewrite has stored in new files. */
 export function rewritten(row: VersionRow): number {
   return Object.values(row.rewritten).reduce((sum, rows) => sum + rows, 0);

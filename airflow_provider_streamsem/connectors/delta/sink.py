@@ -12,9 +12,9 @@ the error. It opens the table again and reads the transaction identifier.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_streamsem import arguments
@@ -60,6 +60,7 @@ from airflow_provider_streamsem.errors import (
     MarkerLostError,
     PublishError,
 )
+from airflow_provider_streamsem.expectations import Expect
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json
 from airflow_provider_streamsem.stores.contract import normalised
 
@@ -124,6 +125,7 @@ class DeltaSink(TableSink[_Handle]):
     :param changes: applies change data: each row upserts or deletes the row with the same keys, or truncates the table. Sets ``mode``, ``keys`` and
         ``sequence_by``
     :param contract: which changes of the table's columns a batch may make: a mode, or :class:`Contract`. Default: ``evolve``
+    :param expect: name of a rule → :class:`Expect`, for the rows that the transform returns
     :raises InvalidError: an argument is not valid
     """
 
@@ -143,6 +145,7 @@ class DeltaSink(TableSink[_Handle]):
     engine: str = "auto"
     changes: Changes | None = None
     contract: Contract | None = None
+    expect: Mapping[str, Expect] = field(default_factory=dict)
     cluster_by: Sequence[str] = ()
 
     def __post_init__(self) -> None:
@@ -472,15 +475,15 @@ class DeltaSink(TableSink[_Handle]):
         return files
 
     def _with_table_types(self, table: Any, fields: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-        existing = {field["name"].lower(): field for field in _columns(table)}
+        existing = {column["name"].lower(): column for column in _columns(table)}
         fitted = []
-        for field in fields:
-            known = existing.get(field["name"].lower())
-            if known is not None and known["name"] != field["name"]:
+        for column in fields:
+            known = existing.get(column["name"].lower())
+            if known is not None and known["name"] != column["name"]:
                 summary = "a column's name is spelled differently in the Delta table"
-                raise DataError(summary, table=self.path, column=field["name"], found=known["name"])
-            kind = field["type"] if known is None else self._type_in_table(known, field["type"])
-            fitted.append({**field, "type": kind})
+                raise DataError(summary, table=self.path, column=column["name"], found=known["name"])
+            kind = column["type"] if known is None else self._type_in_table(known, column["type"])
+            fitted.append({**column, "type": kind})
         return fitted
 
     def _type_in_table(self, known: dict[str, Any], given: Any) -> Any:
@@ -497,9 +500,9 @@ class DeltaSink(TableSink[_Handle]):
 
     def _missing_columns(self, table: Any, fields: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         existing = {field["name"]: field for field in _columns(table)}
-        for field, fitted in zip(fields, self._with_table_types(table, fields), strict=True):
+        for column, fitted in zip(fields, self._with_table_types(table, fields), strict=True):
             # The files are already written, and no reader casts them. So the types must be equal: the reverse direction is checked too.
-            self._type_in_table(field, fitted["type"])
+            self._type_in_table(column, fitted["type"])
         return [new for field in fields if (new := _added(existing.get(field["name"]), field)) is not None]
 
     def _check_can_add(self, table: Any, columns: Sequence[dict[str, Any]]) -> None:

@@ -8,9 +8,9 @@ the dataset. A dataset is stored on a local or mounted disk, or in an S3 bucket,
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from airflow_provider_streamsem import arguments
@@ -26,6 +26,7 @@ from airflow_provider_streamsem.errors import (
     StageError,
     UnavailableError,
 )
+from airflow_provider_streamsem.expectations import Expect, set_expectations
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical, read_json
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json
@@ -61,6 +62,7 @@ class FilesSink(Sink):
     :param codec: ``zstd`` (default of Parquet and ORC), ``snappy``, ``gzip``, ``lz4``, ``zlib`` or ``none``, if the format supports it
     :param target_file_bytes: target size of a file in bytes, 65,536 or more. Requires a shuffle. ``None``: one file for each Spark task and partition value
     :param contract: which changes of the columns a batch may make: a mode, or :class:`Contract`. Default: ``evolve``
+    :param expect: name of a rule → :class:`Expect`, for the rows that the transform returns
     :raises InvalidError: an argument is not valid
     """
 
@@ -75,9 +77,11 @@ class FilesSink(Sink):
     codec: str | None = None
     target_file_bytes: int | None = None
     contract: Contract | None = None
+    expect: Mapping[str, Expect] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         where = "sink files:"
+        set_expectations(where, self)
         if self.contract is not None:
             object.__setattr__(self, "contract", Contract.of(where, self.contract))
             if self.contract.tables != EVOLVE:
@@ -323,9 +327,9 @@ def _contains(kind: Any, sought: str) -> bool:
 
 
 def _names(fields: Sequence[Any]) -> Iterator[str]:
-    for field in fields:
-        yield field["name"]
-        kinds = [field["type"]]
+    for column in fields:
+        yield column["name"]
+        kinds = [column["type"]]
         while kinds:
             kind = kinds.pop()
             if isinstance(kind, dict):

@@ -9,8 +9,8 @@ by key, or if its operation is idempotent.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import Any, ClassVar
 from urllib.parse import urlsplit
@@ -25,6 +25,7 @@ from airflow_provider_streamsem.connectors.sink import SENT_IN_ORDER, SinkCommit
 from airflow_provider_streamsem.connectors.staged_parquet import keyed_rows
 from airflow_provider_streamsem.connectors.staged_parquet.sink import StagedSink
 from airflow_provider_streamsem.errors import DataError, InvalidError
+from airflow_provider_streamsem.expectations import Expect, set_expectations
 from airflow_provider_streamsem.protocol.codec import sha256
 from airflow_provider_streamsem.protocol.entries import Json, Receipt
 from airflow_provider_streamsem.stores.contract import normalised
@@ -88,6 +89,7 @@ class HttpSink(StagedSink):
         fails. A retry continues it
     :param sequence_by: columns by which the calls of a batch are ordered, ascending; a null comes first. Default: the order of the source, if the transform
         keeps it
+    :param expect: name of a rule → :class:`Expect`, for the rows that the transform returns
     :raises InvalidError: an argument is not valid, or two arguments cannot be combined
     """
 
@@ -110,9 +112,11 @@ class HttpSink(StagedSink):
     max_per_s: int | None = None
     max_wait_s: int = 300
     sequence_by: Sequence[str] = ()
+    expect: Mapping[str, Expect] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         where = "sink http:"
+        set_expectations(where, self)
         open_dataset(arguments.text(f"{where} staging", self.staging))
         arguments.exactly_one(where, url=self.url, conn_id=self.conn_id)
         if self.url is not None:

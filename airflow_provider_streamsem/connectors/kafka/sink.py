@@ -32,6 +32,7 @@ from airflow_provider_streamsem.connectors.sink import SENT_IN_ORDER, SinkCommit
 from airflow_provider_streamsem.connectors.staged_parquet.sink import StagedSink, record_batches
 from airflow_provider_streamsem.connectors.staged_parquet.transactions import Failure, TransactionalSink
 from airflow_provider_streamsem.errors import DataError, InvalidError, PublishError, StreamsemError, UnavailableError
+from airflow_provider_streamsem.expectations import Expect, set_expectations
 from airflow_provider_streamsem.protocol.entries import Committable, Json
 from airflow_provider_streamsem.stores.contract import normalised
 from airflow_provider_streamsem.stores.dataset import open_dataset
@@ -85,6 +86,7 @@ class KafkaSink(TransactionalSink[_Handle]):
         publisher that died
     :param bytes_per_s: bytes per second that the sink can reliably send, 1 or more. The largest accepted batch is ``bytes_per_s`` × ``transaction_timeout_s``
     :param options: options of librdkafka's producer: ``compression.type``, ``linger.ms``, ``batch.size``, ``message.max.bytes``, ``partitioner``
+    :param expect: name of a rule → :class:`Expect`, for the rows that the transform returns
     :raises InvalidError: an argument is not valid
     """
 
@@ -107,9 +109,11 @@ class KafkaSink(TransactionalSink[_Handle]):
     transaction_timeout_s: int = 60
     bytes_per_s: int = 5_000_000
     options: Mapping[str, str] = field(default_factory=dict)
+    expect: Mapping[str, Expect] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         where = "sink kafka:"
+        set_expectations(where, self)
         open_dataset(arguments.text(f"{where} staging", self.staging))
         for name in ("topic", "control_topic"):
             if getattr(self, name) is not None:

@@ -8,9 +8,9 @@ waits, and then finds that the version is marked as applied. After a failed tran
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -36,6 +36,7 @@ from airflow_provider_streamsem.errors import (
     PublishError,
     StreamsemError,
 )
+from airflow_provider_streamsem.expectations import Expect, set_expectations
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json
 from airflow_provider_streamsem.stores.contract import normalised
 from airflow_provider_streamsem.stores.dataset import open_dataset
@@ -91,6 +92,7 @@ class JdbcSink(TransactionalSink[_Handle]):
     :param changes: applies change data: each row upserts or deletes the row with the same keys, or truncates the table. Sets ``mode``, ``keys`` and
         ``sequence_by``. The publisher reads the batch into memory
     :param contract: which changes of the columns a batch may make: a mode, or :class:`Contract`. The table itself never changes
+    :param expect: name of a rule → :class:`Expect`, for the rows that the transform returns
     :raises InvalidError: an argument is not valid
     """
 
@@ -107,11 +109,13 @@ class JdbcSink(TransactionalSink[_Handle]):
     markers: str = "streamsem_markers"
     changes: Changes | None = None
     contract: Contract | None = None
+    expect: Mapping[str, Expect] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         where = "sink jdbc:"
         arguments.text(f"{where} conn_id", self.conn_id)
         keyed_rows.set_changes(where, self)
+        set_expectations(where, self)
         if self.contract is not None:
             object.__setattr__(self, "contract", Contract.of(where, self.contract))
         for name in ("table", "markers"):

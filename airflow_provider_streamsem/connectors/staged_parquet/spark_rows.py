@@ -37,15 +37,16 @@ def staged_rows(session: SparkSession, sink: StagedSink, batch: SinkCommit) -> D
 
 
 def last_of_each(rows: DataFrame, keys: Sequence[str], order: Sequence[str] = (AT,)) -> DataFrame:
-    """Return the last row of each key by the columns ``order``, without these columns."""
+    """
+    Return the last row of each key by the columns ``order``, without these columns.
+
+    A join by the keys uses the shuffle and the sort of the window again. An aggregation would sort the rows twice more.
+    """
+    from pyspark.sql import Window
     from pyspark.sql import functions as F
 
-    names = [name for name in rows.columns if name not in order]
-    columns = [F.col(quoted(name)) for name in names]
-    last = F.max_by(F.struct(*columns), F.struct(*order)).alias(ROW)
-    by_key = [F.col(quoted(name)).alias(f"__streamsem_key{at}") for at, name in enumerate(keys)]
-    grouped = rows.groupBy(*by_key).agg(last)
-    return grouped.select(*(F.col(ROW).getField(name).alias(name) for name in names))
+    window = Window.partitionBy(*map(quoted, keys)).orderBy(*order)
+    return rows.withColumn(ROW, F.lead(F.lit(1)).over(window)).where(F.col(ROW).isNull()).drop(ROW, *order)
 
 
 def tombstones(session: SparkSession, rows: DataFrame, batch: SinkCommit, changes: Changes) -> DataFrame:

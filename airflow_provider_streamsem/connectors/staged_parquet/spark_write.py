@@ -26,6 +26,7 @@ def write(
     batch: SinkCommit,
     *,
     defaults: Sequence[str] = (),
+    keeps_source: bool = False,
 ) -> None:
     """
     Append the rows of the batch, or in mode ``upsert``, replace the row of the table with the same keys by each row of the batch, or insert the row. Of rows
@@ -36,6 +37,7 @@ def write(
 
     :param table: the name of the table in Spark SQL
     :param defaults: the columns of the table that inserted rows lack
+    :param keeps_source: keep the rows to merge in the memory and on the disks of the executors, because a merge into a table of this format reads them twice
     """
     rows, keys = staged_rows(session, sink, batch), sink.keys
     if not sink.merges:
@@ -47,6 +49,8 @@ def write(
     else:
         rows = spark_changes.applied(session, rows, table, batch, sink.changes)
     source = f"__streamsem_{SYSTEM_CLOCK.new_id()}"
+    if keeps_source and sink.merges:
+        rows = rows.persist()
     rows.createOrReplaceTempView(source)
     statement = (
         _merge(table, quoted(source), keys, rows.columns, defaults, sink.changes)
@@ -57,6 +61,7 @@ def write(
         session.sql(statement).collect()
     finally:
         session.catalog.dropTempView(source)
+        rows.unpersist()
 
 
 def _insert(table: str, source: str, columns: Sequence[str], defaults: Sequence[str]) -> str:

@@ -24,6 +24,7 @@ from airflow_provider_streamsem.errors import (
     StreamsemError,
     UnavailableError,
 )
+from airflow_provider_streamsem.expectations import Expect, set_expectations
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json
 from airflow_provider_streamsem.protocol.keys import attempt_of_data
 from airflow_provider_streamsem.stores.dataset import open_dataset
@@ -60,6 +61,7 @@ class TableSink(TransactionalSink[H]):
         writes the rows to the table. Otherwise the staged files become files of the table
     :param changes: how the rows of a batch change rows of the table. It sets ``mode``, ``keys`` and ``sequence_by``
     :param contract: which changes of the table's columns a batch may make
+    :param expect: name of a rule → :class:`Expect`, for the rows that the transform returns
     """
 
     __slots__ = ()
@@ -79,6 +81,7 @@ class TableSink(TransactionalSink[H]):
     engine: str
     changes: Changes | None
     contract: Contract | None
+    expect: Mapping[str, Expect]
     spark_package: ClassVar[str]
     """The Spark package that writes rows into tables (:mod:`airflow_provider_streamsem.spark.packages`)."""
 
@@ -86,6 +89,7 @@ class TableSink(TransactionalSink[H]):
         """Validate the fields, and convert lists to tuples. ``where`` begins the error message."""
         open_dataset(arguments.text(f"{where} path", self.path))
         keyed_rows.set_changes(where, self)
+        set_expectations(where, self)
         if self.contract is not None:
             object.__setattr__(self, "contract", Contract.of(where, self.contract))
         for name in ("partition_by", "keys", "sequence_by"):

@@ -49,8 +49,8 @@ def abort_reprocessing(bound: BoundPipeline, run_key: str, reason: str) -> None:
     Abort the open version of a reprocessing run of which an attempt failed (W22).
 
     Otherwise the open version would block every other run. The abort loses no records, because a reprocessing run does not move the offsets. A held version
-    that has a staged attempt stays open, because a user may be reviewing it. If the abort fails, this is logged, and the next run aborts a version that is not
-    held.
+    that has a staged attempt, and a version with an attempt that gates hold, stay open, because a user may be reviewing them. If the abort fails, this is
+    logged, and the next run aborts a version that is not held.
     """
     log = bound.log
     try:
@@ -59,7 +59,7 @@ def abort_reprocessing(bound: BoundPipeline, run_key: str, reason: str) -> None:
             isinstance(head, OpenHead)
             and isinstance(head.plan.work, Reprocess)
             and head.plan.run_key == run_key
-            and not (head.plan.work.held and log.find_staged(head))
+            and not any(head.plan.work.held or attempt.is_held for attempt in log.find_staged(head))
         ):
             close(log, head, abort_outcome(log, head, reason=reason, initial_state=bound.record.initial_state))
     except StreamsemError as failure:

@@ -19,14 +19,14 @@ from airflow_provider_streamsem.pipeline.run.plan_reprocess import (
     refuse_sinks,
 )
 from airflow_provider_streamsem.pipeline.run.run import Planning, Run
-from airflow_provider_streamsem.pipeline.spec.binding import BoundPipeline, bind_existing
+from airflow_provider_streamsem.pipeline.spec.binding import bind_existing
 from airflow_provider_streamsem.pipeline.spec.location import with_log_location
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.pipeline.versions.publish import publish
 from airflow_provider_streamsem.pipeline.versions.result import RunResult, run_result
 from airflow_provider_streamsem.protocol.entries import Plan, StagedManifest
 from airflow_provider_streamsem.protocol.kinds.reprocess import Reprocess
-from airflow_provider_streamsem.protocol.procedures import OpenVersion, PendingPublish, Position, Ready, RunComplete
+from airflow_provider_streamsem.protocol.procedures import OpenVersion, PendingPublish, Position, RunComplete
 from airflow_provider_streamsem.protocol.view import OpenHead, without_pending
 from airflow_provider_streamsem.verbs import VERSION
 
@@ -149,11 +149,12 @@ def commit_held(
     pipeline: Pipeline, version: int, *, attempt_id: str | None = None, log: CommitLog | None = None
 ) -> RunResult:
     """
-    Commit a held version: the rows of its attempt replace those of the reprocessed version, in all sinks. Starts no Spark.
+    Commit a held version: the rows of its attempt become visible, in all sinks. Those of a reprocessing run replace the rows of the version it reprocesses.
+    Starts no Spark.
 
     A repeated call returns the first result.
 
-    :param version: the held version
+    :param version: the held version: a reprocessing run that was staged for review, or a version with an attempt that gates hold
     :param attempt_id: the attempt that was reviewed. Default: the only one
     :param log: default: the log at ``pipeline.log``
     :raises InvalidError: the version is not held, it was aborted, it has no such attempt, or files of the attempt are missing
@@ -162,46 +163,45 @@ def commit_held(
     bound = bind_existing(pipeline, log or commit_log_at(pipeline.log))
     bound = replace(bound, head=bound.log.confirm_head(bound.head))
     plan = bound.log.plan(version)
-    if plan is None or not isinstance(plan.work, Reprocess) or not plan.work.held:
-        raise InvalidError("the version is not held; nothing was committed", given=version).advising(_STAGE)
+    if plan is None or not plan.work.has_rows:
+        raise _not_held_error(version)
     head = bound.head
-    is_newest = version == (head.plan.version if isinstance(head, OpenHead) else head.closed)
-    manifest = staged_attempt(bound.log, version, attempt_id) if is_newest and isinstance(head, OpenHead) else None
-    run = Run(bound, plan.run_key, announces=False, reprocesses=plan.work.replaces, reviewed_attempt=manifest)
-    # A later version may be open or not published. It is not closed, because this call starts no Spark.
-    result = run.complete(_refuse_new_plan) if is_newest else _earlier_result(bound, plan)
+    is_open = isinstance(head, OpenHead) and head.plan.version == version
+    manifest = staged_attempt(bound.log, version, attempt_id) if is_open else None
+    run = Run(bound, plan.run_key, announces=False, reviewed_attempt=manifest)
+    run.close_or_publish(version)
+    closed, outcome = bound.log.closed_version(version)
+    if not outcome.committed:
+        raise _aborted_error()
+    if not (plan.work.is_held or any(failed.holds for failed in outcome.failed_gates)):
+        raise _not_held_error(version)
     wanted = attempt_id if manifest is None else manifest.attempt_id
-    outcome = bound.log.closed_outcome(version)
     if wanted not in (None, outcome.attempt_id):
         raise InvalidError(
             "another attempt of the held version is committed already", given=wanted, committed=outcome.attempt_id
         ).advising("compare the rows of the version with what you have reviewed; reprocess it again if they are wrong.")
-    return result
+    complete = RunComplete(head=without_pending(bound.log.newest_head()), plan=closed, outcome=outcome)
+    return run_result(bound, complete, plan.run_key, resumed=manifest is None, announces=False)
 
 
-def _refuse_new_plan(ready: Ready) -> Plan | None:
-    """Refuse to plan a version in place of a held one that was aborted."""
-    raise _aborted_error()
+def _not_held_error(version: int) -> InvalidError:
+    return InvalidError("the version is not held; nothing was committed", given=version).advising(_STAGE)
 
 
 def _aborted_error() -> InvalidError:
     return InvalidError("the held version was aborted; nothing was committed").advising("stage the version again.")
 
 
-def _earlier_result(bound: BoundPipeline, plan: Plan) -> RunResult:
-    position = bound.log.locate(plan.run_key, without_pending(bound.head))
-    if isinstance(position, RunComplete) and position.outcome.committed:
-        return run_result(bound, position, plan.run_key, resumed=True, announces=False)
-    raise _aborted_error()
-
-
 def staged_attempt(log: CommitLog, version: int, attempt_id: str | None = None) -> StagedManifest:
     """Return the attempt of the held version. ``attempt_id`` says which one, if concurrent processes have staged several."""
     head = log.newest_head()
-    if not isinstance(head, OpenHead) or head.plan.version != version or not head.plan.work.is_held:
+    if not isinstance(head, OpenHead) or head.plan.version != version:
         open_version = head.plan.version if isinstance(head, OpenHead) else None
         raise InvalidError("the version is not held", given=version, open=open_version).advising(_STAGE)
-    found = {manifest.attempt_id: manifest for manifest in log.find_staged(head)}
+    is_held = head.plan.work.is_held
+    found = {each.attempt_id: each for each in log.find_staged(head) if is_held or each.is_held}
+    if not found and not is_held:
+        raise InvalidError("the version is not held", given=version).advising(_STAGE)
     if attempt_id is not None and attempt_id not in found:
         raise InvalidError(
             "the held version has no such attempt; nothing was committed", given=attempt_id, staged=sorted(found)

@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from itertools import islice
 from typing import TypeAlias
 
-from airflow_provider_streamsem import registry, telemetry
+from airflow_provider_streamsem import gates, registry, telemetry
 from airflow_provider_streamsem.arguments import flag, text
 from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
 from airflow_provider_streamsem.connectors.files import layers
@@ -20,6 +21,7 @@ from airflow_provider_streamsem.connectors.source import Planner
 from airflow_provider_streamsem.engine import Engine, Job, Produced, nothing_produced
 from airflow_provider_streamsem.errors import (
     DataError,
+    HeldByGateError,
     HeldVersionError,
     InvalidError,
     LookupChangedError,
@@ -61,7 +63,7 @@ from airflow_provider_streamsem.pipeline.versions.commit import (
 from airflow_provider_streamsem.pipeline.versions.publish import publish
 from airflow_provider_streamsem.pipeline.versions.result import RunResult, empty_result, run_result
 from airflow_provider_streamsem.protocol import invariants
-from airflow_provider_streamsem.protocol.entries import Outcome, Plan, StagedManifest
+from airflow_provider_streamsem.protocol.entries import FailedGate, Outcome, Plan, StagedManifest
 from airflow_provider_streamsem.protocol.kinds.batch import Batch
 from airflow_provider_streamsem.protocol.kinds.reprocess import Reprocess
 from airflow_provider_streamsem.protocol.procedures import (
@@ -205,12 +207,24 @@ class Run:
             if isinstance(position, OpenVersion):
                 position = self.close_version(position.head)
             elif isinstance(position, PendingPublish):
-                plan = self.bound.log.plan(position.head.closed)
-                is_own = plan is not None and plan.run_key == self.run_key
-                head = publish(self.bound, position.head, position.outcome, is_own=is_own, engine=self.engine)
-                position = self.bound.log.locate(self.run_key, head)
+                position = self.bound.log.locate(self.run_key, self._publish(position.head, position.outcome))
         self._check_request(position.plan)
         return run_result(self.bound, position, self.run_key, resumed=resumed, announces=self.announces), resumed
+
+    def _publish(self, head: ClosedHead, outcome: Outcome) -> ClosedHead:
+        plan = self.bound.log.plan(head.closed)
+        is_own = plan is not None and plan.run_key == self.run_key
+        return publish(self.bound, head, outcome, is_own=is_own, engine=self.engine)
+
+    def close_or_publish(self, version: int) -> None:
+        """Close a version if it is open, or publish it if it is the newest commit and that is pending. Plans nothing."""
+        head = self.bound.head
+        if isinstance(head, OpenHead) and head.plan.version == version:
+            self.check_immutable_config(OpenVersion(head=head))
+            self.close_version(head)
+        elif isinstance(head, ClosedHead) and head.closed == version and head.has_pending_publishes:
+            assert head.outcome is not None  # a commit
+            self._publish(head, head.outcome)
 
     def check_immutable_config(self, position: Position) -> None:
         """Refuse other immutable fields: another process may have altered them since the pipeline was bound (W35). Any process may close an open alter."""
@@ -248,8 +262,8 @@ class Run:
             if isinstance(step, Corrections):
                 return None
             position = step
-        if isinstance(position, OpenVersion) and position.head.plan.work.is_held:
-            raise _held_error(position.head.plan)
+        if isinstance(position, OpenVersion):
+            self._refuse_held(position.head)
         if not isinstance(position, RunComplete):
             return None
         return run_result(self.bound, position, self.run_key, resumed=True)
@@ -309,30 +323,39 @@ class Run:
         return position_after(closed, plan, outcome)
 
     def _propose(self, head: OpenHead, plan: Plan) -> Outcome | ClosedHead:
-        if plan.work.is_held:
-            return self._outcome_of_held(head, plan)
+        reviewed = self.reviewed_attempt
+        if reviewed is not None and reviewed.version == plan.version:
+            return self._outcome_of_held(head, plan, reviewed)
+        self._refuse_held(head)
         return outcome_without_records(self.bound, head) or self._adopt_or_stage(head, plan)
 
-    def _outcome_of_held(self, head: OpenHead, plan: Plan) -> Outcome:
-        """Build the outcome from the attempt that was reviewed (W39)."""
-        if self.reviewed_attempt is None or self.reviewed_attempt.version != plan.version:
-            raise _held_error(plan)
-        if not self._is_complete(self.reviewed_attempt):
+    def _refuse_held(self, head: OpenHead) -> None:
+        """Refuse to close a version that is held: by its plan (W39), or by the gates of an attempt if no attempt has passed them (W49)."""
+        if head.plan.work.is_held:
+            summary = "the open version is held; this run planned no version"
+            raise HeldVersionError(summary, version=head.plan.version)
+        attempts = [] if head.is_new else [each for each in self.bound.log.find_staged(head) if self._is_complete(each)]
+        if attempts and all(attempt.is_held for attempt in attempts):
+            raise _held_by_gates(attempts[0])
+
+    def _outcome_of_held(self, head: OpenHead, plan: Plan, reviewed: StagedManifest) -> Outcome:
+        """Build the outcome from the attempt that was reviewed (W39, W49)."""
+        if not self._is_complete(reviewed):
             raise InvalidError(
                 "files of the staged attempt are missing or were changed, so the reviewed rows cannot be committed",
                 version=plan.version,
-                attempt=self.reviewed_attempt.attempt_id,
+                attempt=reviewed.attempt_id,
             ).advising(
-                f"run `streamsem abort PIPELINE.toml {plan.version} --reason TEXT`, then stage the version again."
+                f"run `streamsem abort PIPELINE.toml {plan.version} --reason TEXT`, then stage the version again; a batch is staged by the next run."
             )
-        return self._outcome(head, plan, self.reviewed_attempt)
+        return self._outcome(head, plan, reviewed)
 
     def _adopt_or_stage(self, head: OpenHead, plan: Plan) -> Outcome | ClosedHead:
         """Return the closed head if another process has closed the version in the meantime."""
         staged = None if head.is_new else self.adopt(head)
         try:
-            staged = staged or self.stage(head)
-        except UnavailableError:
+            staged = staged or self._stage_unheld(head)
+        except (UnavailableError, HeldVersionError):
             raise
         except Exception as error:
             # If another process has closed the version, vacuum may have deleted files of this attempt and caused the error. The attempt has lost, and the run
@@ -376,10 +399,10 @@ class Run:
     def adopt(self, head: OpenHead) -> StagedManifest | None:
         """
         Return a complete attempt of the version; ``None`` if there is none. An attempt is complete if it has staged all sinks of this pipeline, and every file
-        has the recorded size and checksum (W17).
+        has the recorded size and checksum (W17). Only a held version may have an attempt that its gates hold.
         """
         for manifest in self.bound.log.find_staged(head):
-            if self._is_complete(manifest):
+            if self._is_complete(manifest) and (head.plan.work.is_held or not manifest.is_held):
                 logger.info("version %d: adopting the staged attempt %s", manifest.version, manifest.attempt_id)
                 telemetry.emit(telemetry.Adopted, version=manifest.version, attempt_id=manifest.attempt_id)
                 return manifest
@@ -392,6 +415,12 @@ class Run:
             and layers.is_complete(self.bound.pipeline.log, manifest.state)
             and state_files.is_complete(self.bound.log.store, manifest.state)
         )
+
+    def _stage_unheld(self, head: OpenHead) -> StagedManifest:
+        staged = self.stage(head)
+        if staged.is_held:
+            raise _held_by_gates(staged)
+        return staged
 
     def stage(self, head: OpenHead) -> StagedManifest:
         """Stage a new attempt. The manifest is stored after all files: files without one have no effect (W18). :meth:`adopt` still checks the files."""
@@ -414,6 +443,7 @@ class Run:
         states.check_base()
         job = self._job(head, attempt_id, states)
         produced = self._produce(job)
+        failed = self._failed_gates(produced, plan.version)
         manifest = StagedManifest(
             version=plan.version,
             attempt_id=attempt_id,
@@ -426,6 +456,7 @@ class Run:
             counts=produced.counts,
             publish=pipeline.sinks_outside_log,
             state=states.after(produced),
+            failed_gates=failed,
             staged_ms=log.clock.now_ms() - started_ms,
             nonce=log.clock.new_id(),
         )
@@ -451,7 +482,38 @@ class Run:
             chain=states.chain,
             state_settings=pipeline.state,
             lookups=pipeline.lookups,
+            expect=pipeline.expect,
+            gates=pipeline.gates,
+            versions=partial(self._earlier_batches, head),
         )
+
+    def _earlier_batches(self, head: OpenHead, count: int) -> list[Outcome]:
+        """Return the outcomes of the newest committed batches before the one that the version commits, newest first, without those that were rolled back."""
+        log, work = self.bound.log, head.plan.work
+        before = log.find_root(work.replaces) if isinstance(work, Reprocess) else head.plan.version
+        kept = [] if head.outcome is None else log.remaining_versions(head.outcome)
+        versions = (version for each in reversed(kept) for version in reversed(each) if version < before)
+        outcomes = (log.closed_outcome(version) for version in versions)
+        return [*islice((each for each in outcomes if isinstance(each.work, Batch)), count)]
+
+    def _failed_gates(self, produced: Produced, version: int) -> tuple[FailedGate, ...]:
+        """Return the conditions of gates that the staged rows do not satisfy. If one of them has the action ``fail``, the attempt fails."""
+        failed: list[FailedGate] = []
+        refused: list[str] = []
+        for at, gate in enumerate(self.bound.pipeline.gates):
+            sinks = [name for name in produced.sinks if gate.applies_to(name)]
+            problems = [*gate.problems(produced.counts, sinks), *produced.problems.get(at, ())]
+            if gate.on_failure == gates.FAIL:
+                refused += problems
+            else:
+                failed += [FailedGate(found=each, holds=gate.on_failure == gates.HOLD) for each in problems]
+        for each in failed:
+            logger.warning("version %d does not pass a gate: %s", version, each.found)
+        if refused:
+            raise DataError("the batch does not pass a gate", version=version, found=refused).advising(
+                "correct the data, the transform or the gate, then run again: the same range is read again. To see the rows first, set on_failure='hold'."
+            )
+        return tuple(failed)
 
     def _produce(self, job: Job) -> Produced:
         """Stage the rows. Then check that the source still has the pinned items, and that the row counts of read and written rows agree."""
@@ -484,8 +546,14 @@ class Run:
         return replace(outcome, hint=source.next_hint(plan.hint, source.read_pins(plan.pins), staged.counts))
 
 
-def _held_error(plan: Plan) -> HeldVersionError:
-    return HeldVersionError("the open version is held; this run planned no version", version=plan.version)
+def _held_by_gates(attempt: StagedManifest) -> HeldByGateError:
+    found = [failed.found for failed in attempt.failed_gates if failed.holds]
+    return HeldByGateError(
+        "the batch does not pass a gate, so its version is held; nothing became visible",
+        version=attempt.version,
+        attempt=attempt.attempt_id,
+        found=found,
+    )
 
 
 def run_reprocessing(

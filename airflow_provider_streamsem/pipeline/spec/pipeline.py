@@ -6,7 +6,7 @@ import dataclasses
 import os
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import InitVar, dataclass, field
 from importlib import import_module
 from typing import Any, cast
@@ -18,6 +18,8 @@ from airflow_provider_streamsem.connectors.source import Source
 from airflow_provider_streamsem.deduplication.settings import Dedup
 from airflow_provider_streamsem.delivery import LABELS
 from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.expectations import Expect, expectations
+from airflow_provider_streamsem.gates import Gate, gates
 from airflow_provider_streamsem.limits import Limits
 from airflow_provider_streamsem.pipeline.spec.guarantee import guarantee, require
 from airflow_provider_streamsem.pipeline.spec.several_sources import SeveralSources
@@ -55,8 +57,10 @@ class Pipeline:
     :param transform: ``fn(DataFrame) -> DataFrame`` or ``-> {sink name: DataFrame}``, or its name ``"package.module:function"``. Evaluated once per attempt.
         Default: rows pass unchanged
     :param where: SQL predicate over the parsed columns, applied before the transform. Rows for which it is false or null are dropped and counted as filtered
+    :param expect: name of a rule → :class:`Expect`, for the records that pass ``where``. Rules for the rows of a sink are an argument of the sink
+    :param gates: conditions for the staged rows of a batch. If one does not hold, the batch fails, is held for a user, or causes a warning
     :param rows: ``"filter"`` declares that the transform returns exactly one row for each input row, for every sink. Every attempt then checks that
-        parsed = filtered + duplicates + written. ``"any"``: the pipeline declares nothing about the transform's row count
+        parsed = filtered + dropped + duplicates + written. ``"any"``: the pipeline declares nothing about the transform's row count
     :param state: settings of the state that the transform keeps across batches. The transform then receives a streaming DataFrame. Requires classic Spark 4.1
         or newer. Default: the transform keeps no state
     :param dedup: drop records whose id is in the deduplication state, which is committed with each batch
@@ -78,6 +82,8 @@ class Pipeline:
     lookups: Mapping[str, Lookup] = field(default_factory=dict)
     transform: Callable[..., Any] | str | None = None
     where: str | None = None
+    expect: Mapping[str, Expect] = field(default_factory=dict)
+    gates: Sequence[Gate] = ()
     rows: str = "any"
     dedup: Dedup | None = None
     state: State | None = None
@@ -113,6 +119,8 @@ class Pipeline:
             )
         if self.where is not None:
             arguments.text("where", self.where)
+        object.__setattr__(self, "expect", expectations(f"pipeline {self.name}:", self.expect))
+        self._check_gates()
         arguments.choice("rows", self.rows, ("any", "filter"))
         if self.dedup is not None and not isinstance(self.dedup, Dedup):
             raise InvalidError("dedup must be a Dedup", given=type(self.dedup).__name__)
@@ -128,7 +136,8 @@ class Pipeline:
                 "this source does not support these limits", given=unsupported, accepted=list(self.source.limits)
             )
         arguments.choice("on_data_loss", self.on_data_loss, ("fail", "record_gap"))
-        settings = {name: part for name, part in self.without_transform().items() if name != "where"}
+        settings = {name: part for name, part in self.without_transform().items() if name not in self.queries}
+        settings["sinks"] = {name: sink | {"expect": {}} for name, sink in settings["sinks"].items()}
         secret_names.without_secrets(f"pipeline {self.name}:", settings)
         if self.require is not None:
             arguments.choice("require", self.require, LABELS)
@@ -153,12 +162,13 @@ class Pipeline:
                 summary = "a batch may have no records of one of several sources, so the columns of each must be known without records"
                 raise InvalidError(summary, source=name, reason=source.reason_records_are_needed)
         unsupported = [name for name in ("where", "dedup") if getattr(self, name) is not None]
+        unsupported += ["expect"] if self.expect else []
         unsupported += ["rows"] if self.rows == "filter" else []
         if unsupported:
             raise InvalidError(
                 "these arguments apply to the records of one source; they are not valid with several sources",
                 given=unsupported,
-                accepted="filter and deduplicate in the transform",
+                accepted="filter and deduplicate in the transform; set `expect` of the sinks",
             )
 
     @property
@@ -178,6 +188,14 @@ class Pipeline:
             _check_class("lookups", lookup, Lookup)
         if self.lookups and self.transform is None:
             raise InvalidError("a pipeline with `lookups` requires a transform", pipeline=self.name)
+
+    def _check_gates(self) -> None:
+        object.__setattr__(self, "gates", gates(f"pipeline {self.name}:", self.gates))
+        unknown = sorted({gate.sink for gate in self.gates if gate.sink is not None} - {*self.sinks})
+        if unknown:
+            raise InvalidError(
+                "a gate names a sink that the pipeline does not have", given=unknown, accepted=sorted(self.sinks)
+            )
 
     def _check_state(self) -> None:
         if self.state is not None and not isinstance(self.state, State):
@@ -319,6 +337,17 @@ class Pipeline:
         lookups = [name for lookup in self.lookups.values() for name in lookup.lineage()]
         return [*self.source.lineage(ranges), *lookups]
 
+    @property
+    def queries(self) -> dict[str, Json]:
+        """Return the fields with text that Spark executes as SQL. They may contain any words, and no templates."""
+        of_sinks = {f"sinks.{name}": plain(sink.expect) for name, sink in self.sinks.items()}
+        return {
+            "where": self.where,
+            "expect": plain(self.expect),
+            "gates": [gate.to_json() for gate in self.gates],
+            **of_sinks,
+        }
+
     def immutable_config(self) -> Json:
         """Return the fields that must not change while the log is in use: the source's identity, the datasets, the dedup keys and the output mode."""
         config = {
@@ -338,6 +367,8 @@ class Pipeline:
             **({} if self.log_conn_id is None else {"log_conn_id": self.log_conn_id}),
             "transform": self.transform_name,
             "where": self.where,
+            **({"expect": plain(self.expect)} if self.expect else {}),
+            **({"gates": [gate.to_json() for gate in self.gates]} if self.gates else {}),
             "rows": self.rows,
             **self._source_arguments,
             **(

@@ -38,7 +38,8 @@ def holds_templates(pipeline: Pipeline) -> bool:
 
 def refuse_secrets(pipeline: Pipeline, environment: Any = None) -> None:
     """
-    Refuse templates that may read connections or variables, and a template in ``where``. Inspects the names that the templates use, and renders nothing.
+    Refuse templates that may read connections or variables, and templates in ``where``, ``expect`` and ``gates``. Inspects the names that the templates
+    use, and renders nothing.
 
     A template may read only harmless attributes of the objects that lead to secrets, such as ``ti``, and no attribute of any object that starts with ``_``.
 
@@ -54,6 +55,13 @@ def refuse_secrets(pipeline: Pipeline, environment: Any = None) -> None:
             pipeline=pipeline.name,
             given=pipeline.where,
             accepted="a predicate that is the same in every run; in the transform, compute values that depend on the record",
+        )
+    if given := [text for text in _texts(pipeline.queries) if _is_template(text)]:
+        raise InvalidError(
+            "`expect` or `gates` contains a template, and Spark would execute text of the user who triggers a run as SQL; nothing was read",
+            pipeline=pipeline.name,
+            given=given,
+            accepted="predicates and queries that are the same in every run",
         )
     texts = [text for text in _texts(pipeline.without_transform()) if _is_template(text)]
     if not texts:

@@ -110,7 +110,7 @@ def commit_outcome(log: CommitLog, head: OpenHead, staged: StagedManifest | None
         changes |= {"attempt_id": staged.attempt_id, "staged_ms": staged.staged_ms}
     if staged is not None and work.has_rows:
         state = staged.state
-        names = ("sinks", "schemas", "quarantine", "counts", "publish", "spec", "transform")
+        names = ("sinks", "schemas", "quarantine", "counts", "publish", "spec", "transform", "failed_gates")
         changes |= {name: getattr(staged, name) for name in names} | {"gaps": head.plan.gaps}
     return _outcome(log, head, work, state, **changes)
 

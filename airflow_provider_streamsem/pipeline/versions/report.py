@@ -55,12 +55,12 @@ def closed(outcome: Outcome, ms: int) -> str:
 
 
 def all_quarantined(outcome: Outcome) -> str | None:
-    """Format a warning if a version has read records, and no record could be parsed; ``None`` otherwise."""
+    """Format a warning if a version has read records, and all of them are quarantined; ``None`` otherwise."""
     quarantined = outcome.counts.get("quarantined", 0)
     if not outcome.committed or outcome.counts.get("parsed", 0) or not quarantined:
         return None
     return (
-        f"version {outcome.version}: none of {quarantined:,} records could be parsed. The schema or the format of the source may be wrong. Do: run "
+        f"version {outcome.version}: all {quarantined:,} records are quarantined. The schema or format of the source, or an expectation, may be wrong. Do: run "
         "`streamsem quarantine` to see why; correct the pipeline, and reprocess the version"
     )
 
@@ -112,7 +112,7 @@ def state_kept(later: range) -> str:
     )
 
 
-_ORDER = ("read", "parsed", "quarantined", "filtered", "late", "duplicates", "late_duplicates", "without_id")
+_ORDER = ("read", "parsed", "quarantined", "filtered", "dropped", "late", "duplicates", "late_duplicates", "without_id")
 """Row counts in the order in which a batch passes its records on. Counts that are not listed follow, in alphabetical order."""
 
 
@@ -129,13 +129,22 @@ def format_counts(counts: Mapping[str, int]) -> str:
     ]
     parts = [f"{counts.get('read', 0):,} rows read", *(f"{rows:,} written to {sink}" for sink, rows in written)]
     parts += [
-        f"{counts[name]:,} {name}" for name in ("filtered", "duplicates", "late", "quarantined") if counts.get(name)
+        f"{counts[name]:,} {name}"
+        for name in ("filtered", "dropped", "duplicates", "late", "quarantined")
+        if counts.get(name)
     ]
-    discards = sorted(name for name in counts if name.startswith("discarded_"))
-    parts += [
-        f"{counts[name]:,} {name.removeprefix('discarded_').replace('.', ' discarded from ')}" for name in discards
-    ]
+    for verb in ("discarded", "dropped", "quarantined"):
+        removed = sorted(name for name in counts if name.startswith(f"{verb}_") and counts[name])
+        parts += [
+            f"{counts[name]:,} {name.removeprefix(f'{verb}_').replace('.', f' {verb} from ')}" for name in removed
+        ]
+    parts += [f"{counts[name]:,} break the rule {name.partition('.')[2]}" for name in broken_rules(counts)]
     return ", ".join(parts)
+
+
+def broken_rules(counts: Mapping[str, int]) -> list[str]:
+    """Return the names of the counts of rules that rows break, sorted."""
+    return sorted(name for name in counts if name.startswith(("failed_records.", "failed_rows.")) and counts[name])
 
 
 def _ranges(ranges: Ranges) -> str:

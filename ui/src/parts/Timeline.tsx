@@ -13,7 +13,7 @@ import {
 import { useTheme } from "next-themes";
 import { Bar, Line } from "react-chartjs-2";
 import type { VersionRow } from "../api/client";
-import { phases, rewritten, written } from "../state";
+import { brokenRules, phases, rewritten, written } from "../state";
 import { age } from "../text";
 
 Chart.register(BarElement, CategoryScale, Legend, LinearScale, LineElement, PointElement, Tooltip);
@@ -25,7 +25,9 @@ const PHASES = [
   ["publish", "#ea580c"],
 ] as const;
 
-/** The rows, the durations by phase and the lag of the versions, oldest first. */
+const RULES = ["#dc2626", "#ea580c", "#ca8a04", "#7c3aed", "#0891b2", "#64748b"] as const;
+
+/** The rows, the durations by phase, the lag and the broken rules of the versions, oldest first. */
 export function Timeline({ versions }: { versions: VersionRow[] }) {
   const { resolvedTheme } = useTheme();
   const ink = resolvedTheme === "dark" ? "#d4d4d8" : "#3f3f46";
@@ -76,6 +78,13 @@ export function Timeline({ versions }: { versions: VersionRow[] }) {
       },
     ],
   };
+  const rules = brokenRules(closed).map((name, at) => ({
+    label: name,
+    data: closed.map((row) => (row.of_kind.has_rows ? (row.counts[name] ?? 0) : null)),
+    borderColor: RULES[at % RULES.length],
+    backgroundColor: RULES[at % RULES.length],
+    spanGaps: true,
+  }));
   const slowest = closed.reduce<VersionRow | undefined>(
     (found, row) => ((row.duration_ms ?? 0) > (found?.duration_ms ?? -1) ? row : found),
     undefined,
@@ -106,6 +115,16 @@ export function Timeline({ versions }: { versions: VersionRow[] }) {
           role="img"
         />
       </Box>
+      {rules.length === 0 ? null : (
+        <Box h="64">
+          <Line
+            data={{ labels, datasets: rules }}
+            options={options("records and rows that break a rule")}
+            aria-label={`records and rows of ${closed.length} versions that break each of ${rules.length} rules`}
+            role="img"
+          />
+        </Box>
+      )}
       {slowest === undefined ? null : (
         <Text fontSize="sm" color="fg.muted">
           The slowest of these versions is {slowest.version}, with {age(slowest.duration_ms ?? 0)}.

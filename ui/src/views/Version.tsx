@@ -51,6 +51,7 @@ function Detail({ id, detail }: { id: string; detail: VersionDetail }) {
           ["Description", row.description === row.kind ? "" : row.description],
           ["Expired", row.is_expired ? "cannot be read or rolled back to, and vacuum may have deleted its files" : ""],
           ["Reason", row.reason],
+          ["Does not pass a gate", row.failed_gates.join("; ")],
           ["Replaced by", link(row.replaced_by)],
           ["Replaces", link(row.replaces)],
           ["Rolls back to", link(row.rolls_back_to)],
