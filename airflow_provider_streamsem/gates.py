@@ -44,7 +44,7 @@ class Gate:
         ``filtered``, ``rows`` and ``bytes``, the last two of the sink
     :param versions: maximum number of rows of the view ``versions``, 1 or more
     :param check: the name ``package.module:function`` of ``fn(DataFrame) -> Iterable[str]``, which returns a sentence for each problem of the staged rows. Its
-        sentences are stored in the log, so they must not contain values of rows. See :mod:`airflow_provider_streamsem.checks` for ready-made checks
+        sentences are stored in the log, so they must not contain values of rows. Or the name of an ``ExpectationSuite`` of Great Expectations (extra ``gx``)
     :param on_failure: ``fail``, ``hold`` or ``warn``
     :raises InvalidError: an argument is not valid, or no condition is given
     """

@@ -15,7 +15,7 @@ from airflow_provider_streamsem.connectors.columns.identifiers import quoted
 from airflow_provider_streamsem.errors import DataError, InvalidError
 from airflow_provider_streamsem.gates import Gate, exceeds
 from airflow_provider_streamsem.protocol.entries import Outcome
-from airflow_provider_streamsem.spark import causes
+from airflow_provider_streamsem.spark import causes, expectation_suite
 
 _ROWS, _VERSIONS = "rows", "versions"
 _VERSION_COLUMNS = (
@@ -129,7 +129,7 @@ class StagedRows:
             raise InvalidError("the function of a gate cannot be imported", check=gate.check, reason=reason).advising(
                 "install the module, or correct the name, then run again. Nothing became visible."
             ) from error
-        found = function(self.frame)
+        found = expectation_suite.problems(function, self.frame) if expectation_suite.is_suite(function) else function(self.frame)
         if isinstance(found, str) or not all(isinstance(each, str) for each in found):
             raise DataError("the function of a gate returns something else than sentences", check=gate.check).advising(
                 "return a list of sentences, which is empty if there is no problem; then run again."

@@ -234,3 +234,23 @@ def no_problem_but_one(frame: DataFrame) -> list[str]:
 def one_text(frame: DataFrame) -> str:
     """Return something else than a list."""
     return "a problem"
+
+
+def orders_suite() -> Any:
+    """Return a suite of Great Expectations. One of its expectations is not satisfied, and one names a column that does not exist."""
+    import great_expectations as gx
+    from great_expectations import expectations as gxe
+
+    expectations = [
+        gxe.ExpectColumnValuesToNotBeNull(column="id"),
+        gxe.ExpectColumnValuesToBeInSet(column="user", value_set=["b"]),
+        gxe.ExpectColumnValuesToNotBeNull(column="name"),
+    ]
+    return gx.ExpectationSuite(name="orders", expectations=expectations)
+
+
+def __getattr__(name: str) -> Any:
+    """Create the suite only for the test that uses it, because the library takes seconds to import."""
+    if name != "ORDERS_SUITE":
+        raise AttributeError(name)
+    return orders_suite()

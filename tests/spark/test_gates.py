@@ -136,3 +136,13 @@ def test_gate_that_spark_cannot_evaluate_is_named(tmp_path: Path, gate: Gate, me
 def test_function_of_a_gate_that_does_not_exist_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidError, match="the function of a gate cannot be imported"):
         run_batch(orders(tmp_path, [Gate(check="tests.spark.routes:missing")]), run_key="a")
+
+
+def test_suite_of_great_expectations_names_expectations_and_no_values(tmp_path: Path) -> None:
+    gate = Gate(sink="out", check="tests.spark.routes:ORDERS_SUITE", on_failure="warn")
+    run_batch(orders(tmp_path, [gate]), run_key="a")
+    failed = open_log(str(tmp_path / "log")).log.closed_outcome(0).failed_gates
+    assert sorted(each.found for each in failed) == [
+        "out: expect_column_values_to_be_in_set of user is not satisfied",
+        "out: expect_column_values_to_not_be_null of name cannot be evaluated",
+    ]
