@@ -51,6 +51,8 @@ _NAMES = {
     "OffsetRangeTrigger": "airflow_provider_streamsem.triggers.offsets",
     "OffsetsAvailableSensor": "airflow_provider_streamsem.sensors.offsets",
     "PersistentState": "airflow_provider_streamsem.transforms.persistent_state",
+    "PartitionCompleteSensor": "airflow_provider_streamsem.sensors.partition",
+    "Partitions": "airflow_provider_streamsem.partitions",
     "Pipeline": "airflow_provider_streamsem.pipeline.spec.pipeline",
     "PipelineSource": "airflow_provider_streamsem.connectors.pipeline.source",
     "Protobuf": "airflow_provider_streamsem.connectors.parsing.decoders",
@@ -133,6 +135,8 @@ __all__ = [
     "NatsSource",
     "OffsetRangeTrigger",
     "OffsetsAvailableSensor",
+    "PartitionCompleteSensor",
+    "Partitions",
     "PersistentState",
     "Pipeline",
     "PipelineSource",
@@ -220,6 +224,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.operators.maintenance import VacuumOperator, VerifyOperator
     from airflow_provider_streamsem.operators.micro_batch import MicroBatchOperator
     from airflow_provider_streamsem.operators.reprocess import ReprocessOperator
+    from airflow_provider_streamsem.partitions import Partitions
     from airflow_provider_streamsem.pipeline.maintenance.alter import alter
     from airflow_provider_streamsem.pipeline.maintenance.compact import compact
     from airflow_provider_streamsem.pipeline.maintenance.drop import drop
@@ -242,6 +247,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.sensors.committed import BatchCommittedSensor
     from airflow_provider_streamsem.sensors.freshness import FreshnessSensor
     from airflow_provider_streamsem.sensors.offsets import OffsetsAvailableSensor
+    from airflow_provider_streamsem.sensors.partition import PartitionCompleteSensor
     from airflow_provider_streamsem.sensors.retention import RetentionSensor
     from airflow_provider_streamsem.spark.spark_engine import SparkEngine
     from airflow_provider_streamsem.state.settings import State

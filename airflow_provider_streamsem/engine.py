@@ -16,6 +16,7 @@ from airflow_provider_streamsem.deduplication.settings import Dedup
 from airflow_provider_streamsem.deduplication.state import ChainStates
 from airflow_provider_streamsem.expectations import Expect
 from airflow_provider_streamsem.gates import Gate
+from airflow_provider_streamsem.partitions import Partitions
 from airflow_provider_streamsem.protocol.entries import Committable, DataFile, Json, Outcome, Plan, Quarantine
 from airflow_provider_streamsem.state.settings import State
 
@@ -35,6 +36,7 @@ class Job:
         chain
     :param batch_time_ms: the processing time of the batch, at which ids expire and timers fire, in milliseconds UTC. It is ``planned_at_ms`` of the batch; for
         reprocessing, of the batch at the root of the chain
+    :param partitions: the partitions by event time whose rows the engine counts
     :param gates: conditions for the staged rows. The engine checks those that read rows
     :param versions: returns the outcomes of the newest committed batches before this one, newest first, at most as many as its argument
     :param chain: for reprocessing with deduplication across batches: the states of the chain and of the log's head
@@ -57,6 +59,7 @@ class Job:
     state_settings: State | None = None
     lookups: Mapping[str, Lookup] = field(default_factory=dict)
     expect: Mapping[str, Expect] = field(default_factory=dict)
+    partitions: Partitions | None = None
     gates: Sequence[Gate] = ()
     versions: Callable[[int], Sequence[Outcome]] = lambda count: ()
 
@@ -70,6 +73,8 @@ class Produced:
     :param passed_to_writer: sink → number of rows that the engine passed to the sink's writer; ``None`` if the engine could not count them
     :param schemas: sink → its columns after the batch, the recorded ones first, as schema JSON in Spark's form. A sink may be missing if it has no rows
     :param state: the field ``state`` of the outcome: the deduplication state and the operators' state after the batch
+    :param time_partitions: partition by event time → number of rows
+    :param newest_ms: the newest event time of the rows, in milliseconds since the epoch; ``None`` without one
     :param problems: index of a gate → a sentence for each of its conditions on rows that does not hold
     """
 
@@ -79,6 +84,8 @@ class Produced:
     counts: Mapping[str, int]
     passed_to_writer: Mapping[str, int | None]
     state: Json = None
+    time_partitions: Mapping[str, int] = field(default_factory=dict)
+    newest_ms: int | None = None
     problems: Mapping[int, Sequence[str]] = field(default_factory=dict)
 
 

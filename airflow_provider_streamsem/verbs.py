@@ -229,6 +229,12 @@ VERBS = (
                 metavar="PARTITION=START:END",
                 in_form=True,
             ),
+            Parameter(
+                "partitions",
+                "select the versions whose rows are in a partition by event time, or in one of several, such as 2026-10-01..2026-10-31",
+                option="partition",
+                metavar="KEY",
+            ),
             DRY_RUN,
             Flag(
                 "stage_only",

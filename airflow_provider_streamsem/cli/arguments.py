@@ -38,7 +38,7 @@ EXIT_CODES = """exit codes:
 
 GROUPS = {
     "run": ("run", "explain", "check-monoid"),
-    "inspect": ("log", "show", "files", "export", "state", "quarantine", "lag", "top", "ui"),
+    "inspect": ("log", "show", "files", "export", "state", "quarantine", "partitions", "lag", "top", "ui"),
     "correct": ("reprocess", "commit", "abort", "skip", "rollback", "alter"),
     "maintain": ("verify", "compact", "erase", "vacuum", "doctor", "doctor-spark"),
     "move": ("move-log", "fork", "diff", "drop", "import-offsets", "export-offsets"),
@@ -144,6 +144,16 @@ COMMANDS = (
         ),
     ),
     Verb(
+        name="partitions",
+        help="Show the partitions by event time: their rows, and which of them are complete.",
+        example="s3://lake/_streamsem/orders --since 2026-01-01",
+        parameters=(
+            Parameter("since", "the first partition, or the beginning of its key, such as 2026-01", metavar="KEY"),
+            Parameter("until", "the last partition, or the beginning of its key", metavar="KEY"),
+            Flag("incomplete", "only partitions that are not complete"),
+        ),
+    ),
+    Verb(
         name="doctor",
         help="Test whether the log's store supports create-if-absent. The test writes objects below doctor/.",
         example="s3://lake/_streamsem/orders",
@@ -203,7 +213,7 @@ COMMANDS = (
     ),
     Verb(
         name="diff",
-        help="Compare a fork with its original, or a held version with what it would replace, or show the rows of a held batch.",
+        help="Compare a fork with its original, or a held version with what it would replace.",
         example="s3://lake/_streamsem/orders_v2 s3://lake/_streamsem/orders --limit 5",
         parameters=(
             Positional(

@@ -61,6 +61,7 @@ from airflow_provider_streamsem.readers import export as export_
 from airflow_provider_streamsem.readers.files import open_log, sink_of
 from airflow_provider_streamsem.readers.history import History
 from airflow_provider_streamsem.readers.lag import lag as lag_of
+from airflow_provider_streamsem.readers.partitions import partition_states
 from airflow_provider_streamsem.readers.verify import Verdict
 from airflow_provider_streamsem.readers.verify import verify as verify_
 from airflow_provider_streamsem.spark import packages
@@ -383,6 +384,29 @@ def _result_of_checks(title: str, document: Json, checks: Iterable[doctor_.Check
     return CommandResult(document={**document, "passed": passed}, tables=[table], exit_code=0 if passed else 1)
 
 
+def partitions(args: argparse.Namespace) -> CommandResult:
+    """Show the partitions by event time (``streamsem partitions``)."""
+    opened = open_log(args.log, pipeline=args.pipeline)
+    found = partition_states(opened, since=args.since, until=args.until)
+    found = [each for each in found if not (args.incomplete and each.is_complete)]
+    rows = [
+        [
+            each.key,
+            f"{each.rows:,}",
+            f"{each.late_rows:,}",
+            str(each.versions),
+            str(each.newest),
+            "complete" if each.is_complete else "incomplete",
+            "" if each.complete_in is None else str(each.complete_in),
+        ]
+        for each in found
+    ]
+    columns = ["partition", "rows", "late rows", "versions", "newest", "state", "complete in"]
+    table = Table(title=f"partitions of {args.log}", columns=columns, rows=rows)
+    lines = [] if rows else ["there are no such partitions"]
+    return CommandResult(document={"partitions": plain(found)}, tables=[table] if rows else [], lines=lines)
+
+
 def lag(args: argparse.Namespace) -> CommandResult:
     """Show the lag of a pipeline (``streamsem lag``)."""
     result = lag_of(args.pipeline)
@@ -615,6 +639,7 @@ _COMMANDS: dict[str, Callable[[argparse.Namespace], CommandResult]] = {
     "export": export,
     "state": state,
     "quarantine": quarantine,
+    "partitions": partitions,
     "verify": verify,
     "doctor": doctor,
     "doctor-spark": doctor_spark,

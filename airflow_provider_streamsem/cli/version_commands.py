@@ -30,6 +30,7 @@ from airflow_provider_streamsem.pipeline.run.run import run_batch
 from airflow_provider_streamsem.pipeline.run.selection import (
     Selection,
     parse_offsets,
+    parse_partitions,
     parse_versions,
     preview_reprocess,
     select,
@@ -134,13 +135,14 @@ def _selection(args: argparse.Namespace) -> Selection | None:
         for name, given in (("--since", args.since), ("--until", args.until))
     )
     offsets = parse_offsets(args.offsets)
-    if args.versions is None and since_ms is None and until_ms is None and not offsets:
+    if args.versions is None and since_ms is None and until_ms is None and not offsets and args.partitions is None:
         return None
     return Selection(
         versions=() if args.versions is None else parse_versions(args.versions),
         since_ms=since_ms,
         until_ms=until_ms,
         offsets=offsets,
+        partitions=None if args.partitions is None else parse_partitions(args.partitions),
     )
 
 

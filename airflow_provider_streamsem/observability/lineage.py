@@ -23,7 +23,7 @@ from airflow.providers.common.compat.openlineage.facet import (
     SchemaDatasetFacetFields,
 )
 from airflow.providers.openlineage.extractors import OperatorLineage
-from openlineage.client.facet_v2.data_quality_assertions_dataset import Assertion, DataQualityAssertionsDatasetFacet
+from openlineage.client.facet_v2 import data_quality_assertions_dataset as data_quality
 
 from airflow_provider_streamsem.errors import StreamsemError
 from airflow_provider_streamsem.expectations import Expect, failed
@@ -116,8 +116,10 @@ def _assertions(account: Account, expect: Mapping[str, Expect], sink: str | None
     """Return the facet with an assertion for each expectation. Without a version that this try committed, it is left out."""
     if not expect or not account.outputs:
         return {}
-    found = [Assertion(assertion=rule, success=not account.broken[failed(rule, sink)]) for rule in expect]
-    return {"dataQualityAssertions": DataQualityAssertionsDatasetFacet(assertions=found, producer=PRODUCER)}
+    found = [data_quality.Assertion(assertion=rule, success=not account.broken[failed(rule, sink)]) for rule in expect]
+    return {
+        "dataQualityAssertions": data_quality.DataQualityAssertionsDatasetFacet(assertions=found, producer=PRODUCER)
+    }
 
 
 def _output(account: Account, sink: str, location: str) -> Any:

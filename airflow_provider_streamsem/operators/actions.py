@@ -186,9 +186,10 @@ def _verify(call: _Call) -> _Description:
 
 def _reprocess(call: _Call) -> _Description:
     values, pipeline = call.values, call.pipeline
-    times = {f"{name}_ms": None if values[name] is None else time_ms(name, values[name]) for name in ("since", "until")}
+    since_ms, until_ms = (None if values[name] is None else time_ms(name, values[name]) for name in ("since", "until"))
     versions = () if values["versions"] is None else parse_versions(str(values["versions"]))
-    selection = Selection(versions=versions, offsets=parse_offsets(values["offsets"]), **times)
+    offsets = parse_offsets(values["offsets"])
+    selection = Selection(versions=versions, since_ms=since_ms, until_ms=until_ms, offsets=offsets)
     if call.dry_run:
         radius = preview_reprocess(pipeline, selection)
         possible = [version for version in radius.versions if version not in radius.refused]

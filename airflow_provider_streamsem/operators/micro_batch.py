@@ -65,7 +65,8 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
         another config, cannot change the fields back
     :param partition_key: template of the partition key of outlet events (Airflow 3.3 or newer), for example ``"{{ version }}"``. After the run, the operator
         renders it with the fields of the result: once for the run's own version, and once for each version in ``completed``. Airflow then starts one run
-        per key of each partitioned DAG, and no run of a DAG with plain ``schedule=[asset]``. If nothing was committed, no key is added
+        per key of each partitioned DAG, and no run of a DAG with plain ``schedule=[asset]``. If nothing was committed, no key is added.
+        ``"complete_partitions"``: the keys are the starts of the partitions of ``Pipeline(partitions=...)`` that became complete
     :param announce_empty: whether a run that announces no commit emits the outlet events, too, with the status ``empty``. Default: it emits none
     :raises InvalidError: an argument is not valid, or two arguments cannot be combined
     """

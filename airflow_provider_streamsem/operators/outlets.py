@@ -10,6 +10,8 @@ from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.hooks.failures import as_airflow_failures
 from airflow_provider_streamsem.hooks.pipelines import text_templates
 
+COMPLETE_PARTITIONS = "complete_partitions"
+"""The value of ``partition_key`` with which each partition by event time that became complete is a key."""
 _LONGEST_KEY = 250
 _DO = "correct partition_key, then clear this task: it emits the event. Committed versions stay committed."
 
@@ -45,6 +47,8 @@ def emit_outlet_events(task: Any, context: Any, result: dict[str, Any]) -> None:
     If the run itself committed a version, this function renders ``task.partition_key`` with the fields of the result. It also renders it once for each
     version in ``completed``, with the fields of that version in place of the run's own. Each rendered key becomes a partition key of the event.
 
+    With ``task.partition_key`` = :data:`COMPLETE_PARTITIONS`, the keys are the starts of the partitions by event time that became complete.
+
     Outlets that are neither assets nor aliases, such as files for lineage, have no events and are skipped.
 
     :param result: the result as JSON, from :meth:`RunResult.to_json`
@@ -61,7 +65,10 @@ def emit_outlet_events(task: Any, context: Any, result: dict[str, Any]) -> None:
         except TypeError:  # Airflow raises TypeError for outlets that have no events
             continue
         event.extra = {**result, "rows": rows, "manifest": result["outcome"]}
-        if task.partition_key is not None:
+        if task.partition_key == COMPLETE_PARTITIONS:
+            for key in result["complete_partitions"]:
+                event.add_partitions(key)
+        elif task.partition_key is not None:
             template = text_templates(task).overlay(undefined=StrictUndefined).from_string(task.partition_key)
             for version in versions:
                 if not version["counts"]:  # the run itself committed nothing

@@ -153,6 +153,18 @@ class FailedGate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class CompleteTime:
+    """
+    Until when the partitions by event time are complete: those that end at or before ``until_ms``. No row of a partition before ``since_ms`` was expected.
+
+    Both are milliseconds since the epoch. ``since_ms`` is the start of the earliest partition of the first batch with rows.
+    """
+
+    since_ms: int
+    until_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hidden:
     """
     The rows of earlier versions that a version, or a segment, hides from readers of its version and of later ones (R4).
@@ -382,6 +394,8 @@ class Plan:
     transform: str
     state: str | None = None
     watermark_ms: int | None = None
+    source_time_ms: int | None = field(default=None, metadata=SPARSE)
+    """Every record that arrived in the source before this time is in the ranges of this plan or of an earlier one, in milliseconds since the epoch."""
     nonce: str
 
 
@@ -390,7 +404,7 @@ class StagedManifest:
     """``attempts/<n>/<attempt>.json``: the complete output of one attempt. Any writer can build the outcome of the version from it."""
 
     entry: ClassVar[str] = "manifest"
-    spillable: ClassVar[tuple[str, ...]] = ("sinks", "schemas", "state")
+    spillable: ClassVar[tuple[str, ...]] = ("sinks", "schemas", "state", "time_partitions")
     version: int
     attempt_id: str
     plan: str
@@ -403,6 +417,8 @@ class StagedManifest:
     publish: tuple[str, ...] = field(default=(), metadata=SPARSE)
     state: Json = field(default=None, metadata=SPARSE)
     failed_gates: tuple[FailedGate, ...] = field(default=(), metadata=SPARSE)
+    time_partitions: Mapping[str, int] = field(default_factory=dict, metadata=SPARSE)
+    complete: CompleteTime | None = field(default=None, metadata=SPARSE)
     staged_ms: int
     nonce: str
 
@@ -429,7 +445,7 @@ class Outcome:
     """
 
     entry: ClassVar[str] = "outcome"
-    spillable: ClassVar[tuple[str, ...]] = ("sinks", "schemas", "hint", "state", "work")
+    spillable: ClassVar[tuple[str, ...]] = ("sinks", "schemas", "hint", "state", "work", "time_partitions")
     version: int
     result: Literal["commit", "abort"]
     work: Kind | None = field(default=None, metadata=SPARSE)
@@ -440,6 +456,10 @@ class Outcome:
     quarantine: Quarantine = field(default_factory=Quarantine)
     failed_gates: tuple[FailedGate, ...] = field(default=(), metadata=SPARSE)
     """The conditions that the committed rows do not satisfy. A user has requested the commit if one of them holds."""
+    time_partitions: Mapping[str, int] = field(default_factory=dict, metadata=SPARSE)
+    """Partition by event time → number of rows that the version wrote."""
+    complete: CompleteTime | None = field(default=None, metadata=SPARSE)
+    """Until when these partitions are complete after the version."""
     gaps: Gaps = field(default_factory=dict)
     newest: Mapping[str, int] = field(default_factory=dict, metadata=SPARSE)
     """

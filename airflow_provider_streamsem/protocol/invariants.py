@@ -303,6 +303,21 @@ def check_i15(outcome: Outcome, *, before: Mapping[str, Marker]) -> None:
         )
 
 
+def check_i27(outcome: Outcome, before: Outcome | None) -> None:
+    """Check that partitions which were complete before an outcome are complete after it, unless it returns to an earlier version, as a rollback does."""
+    known = None if before is None else before.complete
+    returns = outcome.work is not None and outcome.work.based_on is not None
+    now = outcome.complete
+    if known is None or returns:
+        return
+    if now is None or now.since_ms != known.since_ms or now.until_ms < known.until_ms:
+        raise LogDamagedError(
+            "partitions that were complete before an outcome are not complete after it",
+            invariant="I27",
+            version=outcome.version,
+        )
+
+
 def check_i15_receipts(receipts: Receipts, outcome: Outcome) -> None:
     """Check that receipts have the markers of their outcome. For a sink whose marker this commit has set, the marker must be this commit."""
     own = Marker(version=receipts.version, outcome=receipts.outcome)

@@ -165,7 +165,7 @@ class OpenHead:
         return self.plan.spec
 
     def with_outcome(self, outcome: Outcome, sha256: str) -> ClosedHead:
-        """Return the head after the outcome of the open plan was stored. Checks I2, I3, I4, I5, I14, I15 and the invariants of the plan's kind."""
+        """Return the head after the outcome of the open plan was stored. Checks I2, I3, I4, I5, I14, I15, I27 and the invariants of the plan's kind."""
         before = self.before
         invariants.check_i2(self.plan, outcome)
         invariants.check_i3_outcome(outcome, plan_sha=self.plan_sha)
@@ -173,6 +173,7 @@ class OpenHead:
         invariants.check_next(self.plan, outcome, before=self.next)
         invariants.check_i14(outcome)
         invariants.check_i15(outcome, before=before.markers)
+        invariants.check_i27(outcome, before.outcome)
         return ClosedHead(
             initial_offsets=before.initial_offsets,
             outcome=outcome,

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
 from airflow_provider_streamsem.errors import InvalidError
+from airflow_provider_streamsem.partitions import SOURCE_TIME
 from airflow_provider_streamsem.pipeline.spec.location import located
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline, from_json
 from airflow_provider_streamsem.protocol import keys, offsets
@@ -159,6 +160,48 @@ class BatchCommitted:
 
 def _outcome_facts(outcome: Outcome) -> dict[str, Any]:
     return {"version": outcome.version, "counts": plain(outcome.counts), "outcome": keys.outcome(outcome.version)}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionComplete:
+    """
+    Met if a partition by event time is complete.
+
+    With ``complete="source time"``, the condition is also met if the source has no unread record that arrived before the end of the partition, because no
+    version is committed while nothing arrives.
+
+    :param partition: the key of the partition, or its start as ISO 8601 text
+    """
+
+    pipeline: Pipeline
+    partition: str
+
+    def check(self, *, clock: Clock = SYSTEM_CLOCK) -> CheckResult:
+        """Read the newest outcome of the log. While the log does not exist, the condition is not met."""
+        with located(self.pipeline) as pipeline:
+            return self._check(pipeline, clock)
+
+    def _check(self, pipeline: Pipeline, clock: Clock) -> CheckResult:
+        partitions = pipeline.partitions
+        if partitions is None:
+            raise InvalidError("the pipeline has no `partitions`", pipeline=pipeline.name)
+        start_ms, end_ms = partitions.bounds(self.partition)
+        log = commit_log_at(pipeline.log, clock=clock)
+        outcome = log.find_head().outcome if log.read_pipeline() is not None else None
+        until_ms = None if outcome is None or outcome.complete is None else outcome.complete.until_ms
+        observed = {
+            "pipeline": pipeline.name,
+            "log": pipeline.log,
+            "version": -1 if outcome is None else outcome.version,
+            "partition": partitions.key(start_ms),
+            "complete_until_ms": until_ms,
+        }
+        is_met = until_ms is not None and until_ms >= end_ms
+        if not is_met and until_ms is not None and partitions.complete == SOURCE_TIME and clock.now_ms() >= end_ms:
+            dry = dry_run(pipeline, clock=clock)
+            unread_ms = dry.planner.minimum_clock(dry.head.next)
+            is_met = unread_ms is None or unread_ms >= end_ms
+        return CheckResult(met=is_met, observed=observed)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -313,6 +356,7 @@ _NAMES: Mapping[str, Any] = {
     "offsets_available": OffsetsAvailable,
     "batch_committed": BatchCommitted,
     "freshness": Freshness,
+    "partition_complete": PartitionComplete,
     "retention": Retention,
     "run_needs_its_task": DriverWait,
 }

@@ -28,9 +28,10 @@ def problems(suite: Any, frame: DataFrame) -> list[str]:
     """
     os.environ.setdefault(_ANALYTICS, "false")
     import great_expectations as gx
+    from great_expectations.data_context.types.base import ProgressBarsConfig
 
     context = gx.get_context(mode="ephemeral")
-    context.variables.progress_bars = {"globally": False, "metric_calculations": False}
+    context.variables.progress_bars = ProgressBarsConfig(globally=False)
     definition = context.data_sources.add_spark("staged").add_dataframe_asset("rows")
     batch = definition.add_batch_definition_whole_dataframe("all").get_batch(batch_parameters={"dataframe": frame})
     result = batch.validate(gx.ExpectationSuite(name=suite.name, expectations=list(suite.expectations)), result_format="BOOLEAN_ONLY")  # fmt: skip

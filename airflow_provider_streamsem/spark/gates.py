@@ -129,7 +129,11 @@ class StagedRows:
             raise InvalidError("the function of a gate cannot be imported", check=gate.check, reason=reason).advising(
                 "install the module, or correct the name, then run again. Nothing became visible."
             ) from error
-        found = expectation_suite.problems(function, self.frame) if expectation_suite.is_suite(function) else function(self.frame)
+        found = (
+            expectation_suite.problems(function, self.frame)
+            if expectation_suite.is_suite(function)
+            else function(self.frame)
+        )
         if isinstance(found, str) or not all(isinstance(each, str) for each in found):
             raise DataError("the function of a gate returns something else than sentences", check=gate.check).advising(
                 "return a list of sentences, which is empty if there is no problem; then run again."

@@ -33,7 +33,7 @@ from airflow_provider_streamsem.gates import Gate
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import canonical
 from airflow_provider_streamsem.protocol.entries import Committable, Json, Quarantine
-from airflow_provider_streamsem.spark import causes, change_data, contracts, schema
+from airflow_provider_streamsem.spark import causes, change_data, contracts, partition_counts, schema
 from airflow_provider_streamsem.spark.duplicates import Deduplication
 from airflow_provider_streamsem.spark.evaluation import Plans, consistent, consistent_alone
 from airflow_provider_streamsem.spark.gates import StagedRows
@@ -221,6 +221,7 @@ class Staging:
                 self._sequencing.check(name, self.job.sinks[name].location, staged)
             state = self._with_tombstones(state, sinks)
         problems = {at: self._problems(gate, sinks) for at, gate in enumerate(self.job.gates) if gate.reads_rows}
+        partitions, newest_ms = self._time_partitions(sinks)
         return Produced(
             sinks=sinks,
             schemas=self._schemas,
@@ -228,6 +229,8 @@ class Staging:
             counts=self._counts(counts, sinks),
             passed_to_writer=passed_to_writer,
             state=state,
+            time_partitions=partitions,
+            newest_ms=newest_ms,
             problems=problems,
         )
 
@@ -313,11 +316,26 @@ class Staging:
         """Check the staged rows of the sinks to which a gate applies."""
         found: list[str] = []
         for name in filter(gate.applies_to, sinks):
-            staged, sink = sinks[name], self.job.sinks[name]
-            frame = read_files(self.session, sink.urls(staged.files), format=staged.format, schema=self._schemas[name])
-            rows = StagedRows(self.session, name, frame, staged.rows, self.job.batch_time_ms, self.job.versions)
+            frame = self._staged_rows(name, sinks[name])
+            rows = StagedRows(self.session, name, frame, sinks[name].rows, self.job.batch_time_ms, self.job.versions)
             found += rows.problems(gate)
         return found
+
+    def _staged_rows(self, name: str, staged: Committable) -> DataFrame:
+        urls = self.job.sinks[name].urls(staged.files)
+        return read_files(self.session, urls, format=staged.format, schema=self._schemas[name])
+
+    def _time_partitions(self, sinks: Mapping[str, Committable]) -> tuple[Mapping[str, int], int | None]:
+        """Count the staged rows of a sink by partitions of their event time, and find the newest time."""
+        partitions = self.job.partitions
+        if partitions is None:
+            return {}, None
+        name = partitions.sink or next(iter(sinks))
+        counts, newest_ms = partition_counts.count(self._staged_rows(name, sinks[name]), partitions, name)
+        if sum(counts.values()) != sinks[name].rows:
+            summary = "the rows of the partitions are not those of the staged files"
+            raise StageError(summary, sink=name, partitions=sum(counts.values()), files=sinks[name].rows)
+        return counts, newest_ms
 
     def _loaded(self) -> Mapping[str, Loaded]:
         """

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -37,6 +38,8 @@ class RowsEngine:
 
     It reads files of format ``json``, also those of another pipeline, and writes datasets of format ``json`` on a local disk. For sinks outside the log it
     writes Parquet. For landed messages, the rows are the message bodies. It refuses a pipeline with partitions, other formats or an SQL predicate.
+
+    The event times of partitions are integers: milliseconds since the epoch.
 
     The transform receives a list of dicts, and returns one list, or a mapping of sink names to lists. A line that is not a JSON object is quarantined.
 
@@ -89,6 +92,12 @@ class RowsEngine:
         counts = {"read": parsed + len(bad), "parsed": parsed, "quarantined": len(bad), "filtered": 0}
         counts |= {} if job.dedup is None else {"duplicates": parsed - len(rows)}
         counts |= {f"written.{name}": committable.rows for name, committable in sinks.items()}
+        times = (
+            []
+            if job.partitions is None
+            else [row.get(job.partitions.by) for row in out[job.partitions.sink or next(iter(out))]]
+        )
+        partitions = Counter("null" if at is None or job.partitions is None else job.partitions.key(at) for at in times)
         self._step("staged")
         return Produced(
             sinks=sinks,
@@ -97,6 +106,8 @@ class RowsEngine:
             counts=counts,
             passed_to_writer={name: len(out[name]) for name in sinks},
             state=state,
+            time_partitions=dict(partitions),
+            newest_ms=max((at for at in times if at is not None), default=None),
         )
 
     def publishing_session(self, sink: Sink, *, later: Sequence[Any] = ()) -> AbstractContextManager[Any]:

@@ -48,7 +48,7 @@ def test_version_without_any_parsed_record_is_a_warning_with_the_next_command(
         (fixture.root / "in" / f"{name}.json").write_text(line + "\n")
         fixture.run(name)
         found = [record.message for record in caplog_at_info.records if record.levelname == "WARNING"]
-        assert any("none of 1 records could be parsed" in message for message in found) == warns
+        assert any("all 1 records are quarantined" in message for message in found) == warns
         assert any("`streamsem quarantine`" in message for message in found) == warns
 
 

@@ -10,6 +10,7 @@ from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.source import Planner, SourceEnd, SourceSlice
 from airflow_provider_streamsem.errors import InternalError, SourceChangedError
 from airflow_provider_streamsem.limits import Limits
+from airflow_provider_streamsem.partitions import SOURCE_TIME
 from airflow_provider_streamsem.pipeline.run.corrections import before_version, outdated
 from airflow_provider_streamsem.pipeline.spec.binding import BoundPipeline
 from airflow_provider_streamsem.pipeline.spec.lookups import pin_lookups
@@ -100,7 +101,18 @@ def plan_batch(
         planning_ms=max(0, clock.now_ms() - began_ms),
         lag=lag,
         watermark_ms=watermark_ms,
+        source_time_ms=_source_time_ms(bound, planner, offsets.ends(batch.ranges)),
     )
+
+
+def _source_time_ms(bound: BoundPipeline, planner: Planner, ends: Offsets) -> int | None:
+    """Return a time before which every record that arrived in the source is read up to some offsets, if the completeness of partitions depends on it."""
+    partitions = bound.pipeline.partitions
+    if partitions is None or partitions.complete != SOURCE_TIME:
+        return None
+    now_ms = bound.log.clock.now_ms()  # before the request: records that arrive later are not in its reply
+    unread_ms = planner.minimum_clock({**bound.head.next, **ends})
+    return now_ms if unread_ms is None else min(now_ms, unread_ms)
 
 
 def _batch_time_ms(bound: BoundPipeline, head: Head) -> int:

@@ -30,6 +30,7 @@ from airflow_provider_streamsem.errors import (
     StreamsemError,
     UnavailableError,
 )
+from airflow_provider_streamsem.partitions import SOURCE_TIME, WATERMARK
 from airflow_provider_streamsem.pipeline.maintenance.abort import advise_abort
 from airflow_provider_streamsem.pipeline.maintenance.alter import alter
 from airflow_provider_streamsem.pipeline.run.plan import Corrections, plan_batch
@@ -63,7 +64,7 @@ from airflow_provider_streamsem.pipeline.versions.commit import (
 from airflow_provider_streamsem.pipeline.versions.publish import publish
 from airflow_provider_streamsem.pipeline.versions.result import RunResult, empty_result, run_result
 from airflow_provider_streamsem.protocol import invariants
-from airflow_provider_streamsem.protocol.entries import FailedGate, Outcome, Plan, StagedManifest
+from airflow_provider_streamsem.protocol.entries import CompleteTime, FailedGate, Json, Outcome, Plan, StagedManifest
 from airflow_provider_streamsem.protocol.kinds.batch import Batch
 from airflow_provider_streamsem.protocol.kinds.reprocess import Reprocess
 from airflow_provider_streamsem.protocol.procedures import (
@@ -76,9 +77,12 @@ from airflow_provider_streamsem.protocol.procedures import (
 )
 from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead
 from airflow_provider_streamsem.state import files as state_files
+from airflow_provider_streamsem.state.settings import watermark_after
 
 logger = telemetry.log_of(__name__)
 
+_LISTED = 20
+"""The number of partitions that a message names."""
 Planning: TypeAlias = Callable[[Ready], Plan | Corrections | None]
 """Builds the next plan of a run, or names versions to reprocess first; ``None`` if there is nothing to plan."""
 
@@ -444,6 +448,8 @@ class Run:
         job = self._job(head, attempt_id, states)
         produced = self._produce(job)
         failed = self._failed_gates(produced, plan.version)
+        state = states.after(produced)
+        complete = self._complete_time(head, produced, state)
         manifest = StagedManifest(
             version=plan.version,
             attempt_id=attempt_id,
@@ -453,10 +459,12 @@ class Run:
             sinks=produced.sinks,
             schemas={**job.schemas, **produced.schemas},
             quarantine=produced.quarantine,
-            counts=produced.counts,
+            counts={**produced.counts, **self._late_partition_rows(head, produced)},
             publish=pipeline.sinks_outside_log,
-            state=states.after(produced),
+            state=state,
             failed_gates=failed,
+            time_partitions=produced.time_partitions,
+            complete=complete,
             staged_ms=log.clock.now_ms() - started_ms,
             nonce=log.clock.new_id(),
         )
@@ -483,9 +491,39 @@ class Run:
             state_settings=pipeline.state,
             lookups=pipeline.lookups,
             expect=pipeline.expect,
+            partitions=pipeline.partitions,
             gates=pipeline.gates,
             versions=partial(self._earlier_batches, head),
         )
+
+    def _complete_time(self, head: OpenHead, produced: Produced, state: Json) -> CompleteTime | None:
+        """Return until when partitions are complete after the version. Only a batch changes it."""
+        partitions, plan = self.bound.pipeline.partitions, head.plan
+        before = None if head.outcome is None else head.outcome.complete
+        if partitions is None or not plan.work.reads_new_records:
+            return before
+        if partitions.complete == WATERMARK:
+            until_ms = watermark_after(state)
+        elif partitions.complete == SOURCE_TIME:
+            until_ms = plan.source_time_ms
+        else:
+            newest = produced.newest_ms
+            assert isinstance(partitions.after, int)  # in seconds
+            until_ms = None if newest is None else min(newest, plan.planned_at_ms) - partitions.after * 1000
+        return partitions.complete_time(before, produced.time_partitions, until_ms)
+
+    def _late_partition_rows(self, head: OpenHead, produced: Produced) -> dict[str, int]:
+        """Return the count of rows of partitions that were complete before the version, and log the partitions."""
+        partitions, before = self.bound.pipeline.partitions, None if head.outcome is None else head.outcome.complete
+        if partitions is None or not head.plan.work.reads_new_records:
+            return {}
+        late = partitions.late_rows(before, produced.time_partitions)
+        if late:
+            named = ", ".join(f"{key} ({rows})" for key, rows in sorted(late.items())[:_LISTED])
+            logger.warning(
+                "version %d has late rows of %d complete partitions: %s", head.plan.version, len(late), named
+            )
+        return {"late_partition_rows": sum(late.values())}
 
     def _earlier_batches(self, head: OpenHead, count: int) -> list[Outcome]:
         """Return the outcomes of the newest committed batches before the one that the version commits, newest first, without those that were rolled back."""

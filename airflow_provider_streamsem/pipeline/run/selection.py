@@ -10,6 +10,7 @@ from itertools import chain
 from airflow_provider_streamsem.arguments import integer
 from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
+from airflow_provider_streamsem.partitions import NULL
 from airflow_provider_streamsem.pipeline.run.plan_reprocess import check_state, refuse_sinks
 from airflow_provider_streamsem.pipeline.spec.binding import BoundPipeline, existing_record, read_head
 from airflow_provider_streamsem.pipeline.spec.location import with_log_location
@@ -21,6 +22,7 @@ from airflow_provider_streamsem.protocol.kinds.batch import Batch
 from airflow_provider_streamsem.protocol.offsets import Ranges
 from airflow_provider_streamsem.protocol.view import Head, add_counts
 
+_KEY = re.compile(r"\d{4}(-\d{2}(-\d{2}(T\d{2})?)?)?", re.ASCII)
 _SPAN = re.compile(r"\s*(\d{1,12})(?:\s*-\s*(\d{1,12}))?\s*", re.ASCII)
 
 
@@ -33,17 +35,22 @@ class Selection:
     :param since_ms: only batches that were committed at or after this time
     :param until_ms: only batches that were committed at or before this time
     :param offsets: partition → ``[start, end)``; only batches that have read one of these offsets
+    :param partitions: first and last key of partitions by event time, both inclusive; only batches whose visible rows are in one of them. The beginning of a
+        key names all partitions that begin with it
     """
 
     versions: tuple[tuple[int, int], ...] = ()
     since_ms: int | None = None
     until_ms: int | None = None
     offsets: Ranges = field(default_factory=dict)
+    partitions: tuple[str, str] | None = None
 
     def __post_init__(self) -> None:
         times = {name: getattr(self, name) for name in ("since_ms", "until_ms")}
-        if all(value is None for value in times.values()) and not self.offsets and not self.versions:
-            raise InvalidError("a selection needs at least one condition", accepted=["versions", *times, "offsets"])
+        others = (self.offsets, self.versions, self.partitions)
+        if all(value is None for value in times.values()) and not any(others):
+            accepted = ["versions", *times, "offsets", "partitions"]
+            raise InvalidError("a selection needs at least one condition", accepted=accepted)
         for name, value in times.items():
             if value is not None:
                 integer(name, value, least=0)
@@ -65,6 +72,17 @@ def parse_versions(text: str) -> tuple[tuple[int, int], ...]:
             raise InvalidError("versions must have the form N or N-M, separated by commas", given=text)
         spans.append((int(found[1]), int(found[2] or found[1])))
     return tuple(spans)
+
+
+def parse_partitions(text: str) -> tuple[str, str]:
+    """Return the first and the last key that a text such as ``2026-10-01..2026-10-31`` or ``2026-10`` names, for :class:`Selection`."""
+    first, dots, last = text.partition("..")
+    bounds = (first, last if dots else first)
+    if not all(_KEY.fullmatch(bound) for bound in bounds):
+        raise InvalidError(
+            "partitions must have the form KEY or FIRST..LAST", given=text, accepted="such as 2026-10-01..2026-10-31"
+        )
+    return bounds
 
 
 def parse_offset_range(text: str) -> tuple[str, tuple[int, int]]:
@@ -107,8 +125,19 @@ def _selected(log: CommitLog, head: Head, selection: Selection) -> Iterator[tupl
         if not any(lowest <= version <= highest for lowest, highest in spans):
             continue
         plan, outcome = log.closed_version(version)
-        if isinstance(plan.work, Batch) and outcome.committed and _overlaps(plan.ranges, selection.offsets):
+        if not (isinstance(plan.work, Batch) and outcome.committed and _overlaps(plan.ranges, selection.offsets)):
+            continue
+        if selection.partitions is None or _wrote(log, head, version, selection.partitions):
             yield plan, outcome
+
+
+def _wrote(log: CommitLog, head: Head, version: int, partitions: tuple[str, str]) -> bool:
+    """Return whether the visible rows of a batch are in one of the partitions."""
+    current = log.find_current(version, head)
+    assert current is not None  # the version is not rolled back
+    first, last = partitions
+    written = log.closed_outcome(current).time_partitions
+    return any(first <= key[: len(first)] and key[: len(last)] <= last for key in written if key != NULL)
 
 
 def _overlaps(ranges: Ranges, wanted: Ranges) -> bool:

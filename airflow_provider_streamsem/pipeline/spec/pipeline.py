@@ -21,6 +21,7 @@ from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.expectations import Expect, expectations
 from airflow_provider_streamsem.gates import Gate, gates
 from airflow_provider_streamsem.limits import Limits
+from airflow_provider_streamsem.partitions import WATERMARK, Partitions, partitions
 from airflow_provider_streamsem.pipeline.spec.guarantee import guarantee, require
 from airflow_provider_streamsem.pipeline.spec.several_sources import SeveralSources
 from airflow_provider_streamsem.protocol.codec import canonical, plain, sha256
@@ -59,6 +60,7 @@ class Pipeline:
     :param where: SQL predicate over the parsed columns, applied before the transform. Rows for which it is false or null are dropped and counted as filtered
     :param expect: name of a rule → :class:`Expect`, for the records that pass ``where``. Rules for the rows of a sink are an argument of the sink
     :param gates: conditions for the staged rows of a batch. If one does not hold, the batch fails, is held for a user, or causes a warning
+    :param partitions: the partitions of the rows by event time, and when they are complete
     :param rows: ``"filter"`` declares that the transform returns exactly one row for each input row, for every sink. Every attempt then checks that
         parsed = filtered + dropped + duplicates + written. ``"any"``: the pipeline declares nothing about the transform's row count
     :param state: settings of the state that the transform keeps across batches. The transform then receives a streaming DataFrame. Requires classic Spark 4.1
@@ -84,6 +86,7 @@ class Pipeline:
     where: str | None = None
     expect: Mapping[str, Expect] = field(default_factory=dict)
     gates: Sequence[Gate] = ()
+    partitions: Partitions | None = None
     rows: str = "any"
     dedup: Dedup | None = None
     state: State | None = None
@@ -121,6 +124,7 @@ class Pipeline:
             arguments.text("where", self.where)
         object.__setattr__(self, "expect", expectations(f"pipeline {self.name}:", self.expect))
         self._check_gates()
+        self._check_partitions()
         arguments.choice("rows", self.rows, ("any", "filter"))
         if self.dedup is not None and not isinstance(self.dedup, Dedup):
             raise InvalidError("dedup must be a Dedup", given=type(self.dedup).__name__)
@@ -196,6 +200,31 @@ class Pipeline:
             raise InvalidError(
                 "a gate names a sink that the pipeline does not have", given=unknown, accepted=sorted(self.sinks)
             )
+
+    def _check_partitions(self) -> None:
+        object.__setattr__(self, "partitions", partitions(f"pipeline {self.name}:", self.partitions))
+        if self.partitions is None:
+            return
+        if self.partitions.sink not in (None, *self.sinks):
+            raise InvalidError(
+                "`partitions` names a sink that the pipeline does not have",
+                given=self.partitions.sink,
+                accepted=sorted(self.sinks),
+            )
+        if self.partitions.sink is None and len(self.sinks) > 1:
+            raise InvalidError(
+                "`partitions` of a pipeline with several sinks requires `sink`", accepted=sorted(self.sinks)
+            )
+        if self.partitions.complete == WATERMARK and self.state is None:
+            raise InvalidError(
+                'complete="watermark" of `partitions` requires `state`, because only a pipeline with state has a watermark'
+            )
+
+    @property
+    def partitioned_sink(self) -> str:
+        """Return the sink whose rows ``partitions`` counts."""
+        assert self.partitions is not None
+        return self.partitions.sink or next(iter(self.sinks))
 
     def _check_state(self) -> None:
         if self.state is not None and not isinstance(self.state, State):
@@ -368,6 +397,7 @@ class Pipeline:
             "transform": self.transform_name,
             "where": self.where,
             **({"expect": plain(self.expect)} if self.expect else {}),
+            **({} if self.partitions is None else {"partitions": plain(self.partitions)}),
             **({"gates": [gate.to_json() for gate in self.gates]} if self.gates else {}),
             "rows": self.rows,
             **self._source_arguments,

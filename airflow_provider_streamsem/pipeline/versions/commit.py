@@ -105,12 +105,24 @@ def commit_outcome(log: CommitLog, head: OpenHead, staged: StagedManifest | None
         "schemas": {} if base is None else work.schemas_after(base.schemas),
         "markers": work.markers_after(head.before.markers),
         "publish": work.publish,
+        "complete": None if base is None else base.complete,
     }
     if staged is not None:
         changes |= {"attempt_id": staged.attempt_id, "staged_ms": staged.staged_ms}
     if staged is not None and work.has_rows:
         state = staged.state
-        names = ("sinks", "schemas", "quarantine", "counts", "publish", "spec", "transform", "failed_gates")
+        changes["complete"] = staged.complete if work.reads_new_records else changes["complete"]
+        names = (
+            "sinks",
+            "schemas",
+            "quarantine",
+            "counts",
+            "publish",
+            "spec",
+            "transform",
+            "failed_gates",
+            "time_partitions",
+        )
         changes |= {name: getattr(staged, name) for name in names} | {"gaps": head.plan.gaps}
     return _outcome(log, head, work, state, **changes)
 
@@ -146,6 +158,7 @@ def _outcome(log: CommitLog, head: OpenHead, work: Kind | None, state: Json, **c
         "plan": head.plan_sha,
         "attempt_id": None,
         "schemas": {} if before is None else before.schemas,
+        "complete": None if before is None else before.complete,
         "newest": invariants.newest_after(plan, before=before, committed=committed),
         "next": invariants.next_after(plan, before=head.next, committed=committed),
         "hint": head.hint,

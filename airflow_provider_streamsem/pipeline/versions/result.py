@@ -17,6 +17,7 @@ from airflow_provider_streamsem.pipeline.versions.announcement import (
 from airflow_provider_streamsem.protocol import keys
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json
+from airflow_provider_streamsem.protocol.kinds.rollback import Rollback
 from airflow_provider_streamsem.protocol.offsets import Ranges
 from airflow_provider_streamsem.protocol.procedures import RunComplete
 from airflow_provider_streamsem.protocol.view import Head, add_counts
@@ -59,6 +60,8 @@ class RunResult:
     :param batches: number of versions that the run planned, both committed and aborted
     :param outcome: key of the outcome of ``version``, relative to the log's root; ``""`` if the run planned nothing and ``completed`` is empty
     :param versions: ``[start, end)``. This result or an earlier one announces every committed version in this range
+    :param complete_partitions: with ``partitions``: the starts of the partitions by event time that became complete in ``versions``, such as
+        ``2026-01-31T05:00:00``, in ascending order
     :param completed: versions of other runs that this result announces, in ascending order, at most the newest 20. ``counts`` excludes their rows
     """
 
@@ -73,6 +76,7 @@ class RunResult:
     outcome: str
     versions: tuple[int, int]
     completed: tuple[CompletedVersion, ...] = ()
+    complete_partitions: tuple[str, ...] = ()
 
     def to_json(self) -> Json:
         """Return the result as JSON, small enough for XCom and asset events."""
@@ -113,7 +117,23 @@ def run_result(
         outcome=keys.outcome(last),
         versions=versions,
         completed=completed,
+        complete_partitions=_complete_partitions(bound, range(*versions)),
     )
+
+
+def _complete_partitions(bound: BoundPipeline, versions: range) -> tuple[str, ...]:
+    """Return the starts of the partitions that became complete in some consecutive versions. After a rollback, partitions become complete again."""
+    log, partitions = bound.log, bound.pipeline.partitions
+    newest = log.closed_outcome(versions[-1]) if partitions is not None and versions else None
+    if partitions is None or newest is None or newest.complete is None:
+        return ()
+    last_before = max(versions[0] - 1, newest.newest.get(Rollback.kind, -1))
+    before = None if last_before < 0 else log.closed_outcome(last_before).complete
+    written = (key for version in versions for key in log.closed_outcome(version).time_partitions)
+    found = partitions.completed(
+        newest.complete, before_ms=None if before is None else before.until_ms, written=written
+    )
+    return tuple(partitions.event_key(key) for key in found)
 
 
 def empty_result(bound: BoundPipeline, head: Head, run_key: str, *, announces: bool = True) -> RunResult:
@@ -136,6 +156,7 @@ def empty_result(bound: BoundPipeline, head: Head, run_key: str, *, announces: b
         outcome=keys.outcome(last) if completed else "",
         versions=versions,
         completed=completed,
+        complete_partitions=_complete_partitions(bound, range(*versions)),
     )
 
 
