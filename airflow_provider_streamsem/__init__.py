@@ -88,6 +88,7 @@ _NAMES = {
     "load_pipeline": "airflow_provider_streamsem.pipeline.spec.pipeline",
     "log_uri": "airflow_provider_streamsem.assets",
     "open_log": "airflow_provider_streamsem.readers.files",
+    "partition_states": "airflow_provider_streamsem.readers.partitions",
     "read_committed": "airflow_provider_streamsem.readers.spark",
     "read_state": "airflow_provider_streamsem.readers.state",
     "reprocess": "airflow_provider_streamsem.pipeline.run.reprocess",
@@ -173,6 +174,7 @@ __all__ = [
     "load_pipeline",
     "log_uri",
     "open_log",
+    "partition_states",
     "read_committed",
     "read_state",
     "reprocess",
@@ -241,6 +243,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.readers.diff_state import diff_state
     from airflow_provider_streamsem.readers.files import open_log
     from airflow_provider_streamsem.readers.held import diff_held
+    from airflow_provider_streamsem.readers.partitions import partition_states
     from airflow_provider_streamsem.readers.spark import read_committed
     from airflow_provider_streamsem.readers.state import read_state
     from airflow_provider_streamsem.readers.verify import verify

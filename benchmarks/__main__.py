@@ -6,7 +6,7 @@ Runs the benchmarks (``make bench``). They measure the cost of the package in co
 3. A batch on Spark, compared with a plain read and Parquet write of the same files in the same process.
 4. A retry of a committed batch, and the import of the package.
 5. Only if they are named: ``cold_state``, ``compact``, ``connect``, ``dedup``, ``delta``, ``files``, ``iceberg_publish``, ``kafka``, ``kafka_json``,
-   ``merge``, ``parsing``, ``postgres``, ``sources``, ``start`` and ``state``. See their modules.
+   ``expectations``, ``merge``, ``parsing``, ``postgres``, ``sources``, ``start`` and ``state``. See their modules.
 """
 
 from __future__ import annotations
@@ -55,6 +55,7 @@ ON_SERVERS = (
     "connect",
     "dedup",
     "delta",
+    "expectations",
     "files",
     "iceberg_publish",
     "kafka",

@@ -56,6 +56,7 @@ GOALS = (
     Goal("compact", ".*", "OPTIMIZE", 1),
     Goal("connect", ".*", "bare read and write", 1.3),
     Goal("delta", ".*", "append with txnAppId", 1),
+    Goal("expectations", ".*", "without rules", 1.1),
     Goal("merge", ".*", "MERGE of Spark", 1.1),
     Goal("dedup", ".*", "streaming dropDuplicates", 1),
     Goal("state", ".*", "streaming query", 1),

@@ -14,6 +14,7 @@ from airflow_provider_streamsem.protocol.codec import encode, lines
 from airflow_provider_streamsem.protocol.entries import (
     Claim,
     Committable,
+    CompleteTime,
     Effects,
     Hidden,
     Kind,
@@ -835,6 +836,18 @@ def test_I18_receipts_before_the_first_outcome_are_damage() -> None:
 def test_I15_outcome_with_other_markers_than_the_receipts_before_it_is_refused() -> None:
     with raises_damage("I15"):  # type: ignore[attr-defined]
         invariants.check_i15(samples.outcome(PLAN), before={"out": Marker(version=3, outcome="sha")})
+
+
+def test_I27_outcome_after_which_less_is_complete_is_refused_unless_it_returns_to_an_earlier_version() -> None:
+    before = samples.outcome(PLAN, complete=CompleteTime(since_ms=5, until_ms=8))
+    for complete in (None, CompleteTime(since_ms=5, until_ms=7), CompleteTime(since_ms=4, until_ms=9)):
+        outcome = samples.outcome(PLAN, complete=complete)
+        with raises_damage("I27"):  # type: ignore[attr-defined]
+            invariants.check_i27(outcome, before)
+        rollback = dataclasses.replace(outcome, version=1, work=Rollback(to=0, next={}, counts={}), sinks={}, counts={})
+        invariants.check_i27(rollback, before)
+    invariants.check_i27(samples.outcome(PLAN, complete=CompleteTime(since_ms=5, until_ms=9)), before)
+    invariants.check_i27(before, None)
 
 
 def test_I16_missing_pointer_below_a_newer_one_is_damage() -> None:

@@ -37,6 +37,7 @@ const COMMITTED: VersionRow = {
   lag: null,
   sinks: { a: "committed" },
   run_key: "run",
+  failed_gates: [],
   reason: "",
   changed: [],
 };
