@@ -93,6 +93,7 @@ def test_rows_of_a_version_that_another_process_committed_are_not_counted(disk_f
 def test_abort_after_a_commit_keeps_the_outputs_of_the_commit(disk_fixture: PipelineFixture) -> None:
     task_account = Account(disk_fixture.pipeline())
     facts: dict[str, Any] = {
+        "failed_gates": (),
         "kind": "batch",
         "attempt_id": "a",
         "mine": True,

@@ -100,7 +100,7 @@ def test_rows_that_the_predicate_drops_are_counted(emitted: Emitted) -> None:
 
     event = VersionClosed(
         version=0, kind="batch", attempt_id="a", mine=True, lost=False, result="commit", ranges={}, next={}, counts={"filtered": 4},
-        outputs={}, schemas={}, duration_ms=7,
+        outputs={}, schemas={}, failed_gates=(), duration_ms=7,
     )  # fmt: skip
     StatsListener(TAGS, "files")(event)
     assert sums(emitted) == {"batches.committed": 1, "rows.filtered": 4}
@@ -141,6 +141,22 @@ def test_version_that_another_process_committed_is_counted_only_there(
     assert "attempts.lost" not in totals
 
 
+WITHOUT_RULES = ("streamsem.rows.filtered", "streamsem.rows.dropped", "streamsem.rows.failed", "streamsem.gates.failed")
+"""The statistics that other tests cover, because the pipeline of this one has neither a predicate nor rules."""
+
+
+def test_rules_and_gates_that_rows_break_are_counted(emitted: Emitted) -> None:
+    counts = {"dropped": 2, "failed_records.amount > 0": 3, "failed_rows.out.id is set": 1, "failed_rows.out.other": 0}
+    event = VersionClosed(
+        version=0, kind="batch", attempt_id="a", mine=True, lost=False, result="commit", ranges={}, next={}, counts=counts,
+        outputs={}, schemas={}, failed_gates=("out has 1 rows, and min_rows is 2",), duration_ms=7,
+    )  # fmt: skip
+    StatsListener(TAGS, "files")(event)
+    assert sums(emitted) == {"batches.committed": 1, "rows.dropped": 2, "rows.failed": 4, "gates.failed": 1}
+    rules = {tags["rule"]: value for _, name, value, tags in emitted if name == "streamsem.rows.failed"}
+    assert rules == {"amount_0": 3, "out.id_is_set": 1}
+
+
 def test_every_statistic_is_emitted_as_declared(fixture: PipelineFixture, emitted: Emitted, tmp_path: Path) -> None:
     def abort_version() -> None:
         opened = fixture.opened()
@@ -158,7 +174,7 @@ def test_every_statistic_is_emitted_as_declared(fixture: PipelineFixture, emitte
         assert value or kind != "counter"
         assert {name: tags[name] for name in COMMON_TAGS} == TAGS
         tags_of_stats[name] = tuple(tag for tag in tags if tag not in COMMON_TAGS)
-    assert tags_of_stats == {name: stat.tags for name, stat in STATS.items() if name != "streamsem.rows.filtered"}
+    assert tags_of_stats == {name: stat.tags for name, stat in STATS.items() if name not in WITHOUT_RULES}
     assert {t["phase"] for _, n, _, t in emitted if n == "streamsem.phases.duration"} == {
         "run", "plan", "stage", "collect", "commit",
     }  # fmt: skip

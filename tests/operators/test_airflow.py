@@ -19,6 +19,7 @@ from airflow_provider_streamsem.errors import InvalidError, StreamsemError
 from airflow_provider_streamsem.get_provider_info import get_provider_info
 from airflow_provider_streamsem.hooks.failures import airflow_exception
 from tests.operators.task_calls import context, operator
+from tests.pipeline.test_partitions import DAYS, TimedFixture
 from tests.pipeline_fixture import PipelineFixture
 from tests.releases import since
 
@@ -135,6 +136,23 @@ def test_each_completed_version_has_a_partition_key(fixture: PipelineFixture, ro
     task_context = context()
     operator(fixture, outlets=[asset], partition_key="{{ version }}-{{ counts['read'] }}").execute(task_context)
     assert task_context["outlet_events"][asset].partition_keys == {"0-6", "1-3"}
+
+
+@since("3.3", "partition keys of events")
+def test_each_partition_that_became_complete_is_a_partition_key(tmp_path: Path, rows_engine: list[str]) -> None:
+    from airflow.sdk import Asset
+
+    fixture, asset = TimedFixture(tmp_path), Asset("orders")
+    for run_id, hours, keys in (
+        ("a", [1], set()),
+        ("b", [50], {f"{day}T00:00:00" for day in DAYS[:2]}),
+        ("c", [51], set()),
+    ):
+        fixture.arrives(*hours)
+        task_context = context(run_id)
+        task = operator(fixture, outlets=[asset], partition_key="complete_partitions", drain=True)
+        result = task.execute(task_context)
+        assert task_context["outlet_events"][asset].partition_keys == keys == {*result["complete_partitions"]}
 
 
 def test_partition_key_is_refused_by_airflow_releases_without_it(

@@ -19,6 +19,9 @@ from airflow_provider_streamsem import (
     KafkaSource,
     Limits,
     OffsetsAvailableSensor,
+    PartitionCompleteSensor,
+    Partitions,
+    Pipeline,
     RetentionSensor,
 )
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
@@ -58,13 +61,27 @@ SENSORS: dict[str, Callable[..., Any]] = {
     "fresh": lambda fixture, **arguments: FreshnessSensor(
         pipeline=fixture.pipeline(), max_lag=0, until="{{ '2023-01-01T00:00:00Z' }}", **arguments
     ),
+    "partition": lambda fixture, **arguments: PartitionCompleteSensor(
+        pipeline=fixture.pipeline(partitions=PARTITIONS), partition="{{ '1970-01-06' }}", **arguments
+    ),
 }
+
+
+PARTITIONS = Partitions(by="at", grain="day", after=0)
+
+
+def partitioned(fixture: PipelineFixture) -> Pipeline:
+    """The event time of a record is its id in days since the epoch."""
+    day = 86_400_000
+    return fixture.pipeline(
+        partitions=PARTITIONS, transform=lambda rows: [{**row, "at": row["id"] * day} for row in rows]
+    )
 
 
 def prepare_unmet(fixture: PipelineFixture, kind: str) -> None:
     """Create a state in which the sensor waits."""
     fixture.arrive(2)
-    fixture.run("first")
+    fixture.run("first", pipeline=partitioned(fixture))  # the newest event time is the start of 1970-01-06
     if kind == "fresh":
         fixture.arrive(1)
 
@@ -74,7 +91,7 @@ def meet_condition(fixture: PipelineFixture, kind: str) -> None:
     if kind != "fresh":
         fixture.arrive(1)
     if kind != "offsets":
-        fixture.run('airflow:["d","t","the_run",-1]')
+        fixture.run('airflow:["d","t","the_run",-1]', pipeline=partitioned(fixture))
 
 
 def run_sensor(sensor: Any, task_context: dict[str, Any]) -> Any:
@@ -125,6 +142,7 @@ def test_sensors_wait_and_return_small_json(
         "run": {"version": 1, "run_key": 'airflow:["d","t","the_run",-1]'},
         "upto": {"version": 1, "next": {"files": 3}},
         "fresh": {"version": 1, "lag": 0},
+        "partition": {"version": 1, "partition": "1970-01-06"},
     }
     assert {name: observed[name] for name in expected[kind]} == expected[kind]
 
