@@ -146,6 +146,8 @@ WITHOUT_RULES = ("streamsem.rows.filtered", "streamsem.rows.dropped", "streamsem
 
 
 def test_rules_and_gates_that_rows_break_are_counted(emitted: Emitted) -> None:
+    from airflow_provider_streamsem.telemetry import VersionClosed
+
     counts = {"dropped": 2, "failed_records.amount > 0": 3, "failed_rows.out.id is set": 1, "failed_rows.out.other": 0}
     event = VersionClosed(
         version=0, kind="batch", attempt_id="a", mine=True, lost=False, result="commit", ranges={}, next={}, counts=counts,

@@ -19,9 +19,9 @@ from airflow_provider_streamsem.errors import InvalidError, StreamsemError
 from airflow_provider_streamsem.get_provider_info import get_provider_info
 from airflow_provider_streamsem.hooks.failures import airflow_exception
 from tests.operators.task_calls import context, operator
-from tests.pipeline.test_partitions import DAYS, TimedFixture
 from tests.pipeline_fixture import PipelineFixture
 from tests.releases import since
+from tests.timed_fixture import DAYS, TimedFixture
 
 pytestmark = pytest.mark.airflow
 ROOT = Path(__file__).parents[2]
