@@ -103,7 +103,7 @@ class Partitions:
         for form in (FORMATS[self.grain], "%Y-%m-%dT%H:%M:%S"):
             with suppress(ValueError):
                 start = datetime.strptime(key, form)  # noqa: DTZ007  a time in `timezone`
-                if start == self._floor(start) and start.strftime(form) == key:  # strptime also accepts one digit
+                if start == self._floor(start) and start.isoformat().startswith(key):  # strptime also accepts one digit
                     return start
         example = datetime(2026, 1, 31, 5, tzinfo=UTC).strftime(FORMATS[self.grain])
         raise InvalidError(
@@ -123,7 +123,7 @@ class Partitions:
 
     def event_key(self, key: str) -> str:
         """Return the key of a partition in the form that the temporal partition mappers of Airflow read by default, such as ``2026-01-31T05:00:00``."""
-        return self._start(key).strftime("%Y-%m-%dT%H:%M:%S")
+        return self._start(key).isoformat()
 
     def completed(self, complete: CompleteTime, *, before_ms: int | None, written: Iterable[str]) -> list[str]:
         """

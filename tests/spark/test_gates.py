@@ -56,7 +56,7 @@ FAILS: dict[str, tuple[Gate, str]] = {
 }  # fmt: skip
 PASSES = [
     Gate(min_rows=4, max_rows=4, max_quarantined=0),
-    Gate(max_null={"user": 0.5, "id": 0}, unique=[["user", "id"], ["id", "at"]], freshness_s={"at": 7_500}),
+    Gate(max_null={"user": 0.5, "id": 0}, unique=[["user", "id"], ["id", "at"]], freshness_s={"at": 86_400}),
     Gate(sql="SELECT count(*) = 4 AND sum(id) = 8 AND (SELECT count(*) FROM versions) = 0 FROM rows"),
     Gate(check="tests.spark.routes:no_problem"),
 ]

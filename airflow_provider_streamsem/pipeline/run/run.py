@@ -267,7 +267,9 @@ class Run:
                 return None
             position = step
         if isinstance(position, OpenVersion):
-            self._refuse_held(position.head)
+            _refuse_held(position.head)
+            if not position.head.is_new:
+                self.adopt(position.head)  # refuses a version that gates hold
         if not isinstance(position, RunComplete):
             return None
         return run_result(self.bound, position, self.run_key, resumed=True)
@@ -330,17 +332,8 @@ class Run:
         reviewed = self.reviewed_attempt
         if reviewed is not None and reviewed.version == plan.version:
             return self._outcome_of_held(head, plan, reviewed)
-        self._refuse_held(head)
+        _refuse_held(head)
         return outcome_without_records(self.bound, head) or self._adopt_or_stage(head, plan)
-
-    def _refuse_held(self, head: OpenHead) -> None:
-        """Refuse to close a version that is held: by its plan (W39), or by the gates of an attempt if no attempt has passed them (W49)."""
-        if head.plan.work.is_held:
-            summary = "the open version is held; this run planned no version"
-            raise HeldVersionError(summary, version=head.plan.version)
-        attempts = [] if head.is_new else [each for each in self.bound.log.find_staged(head) if self._is_complete(each)]
-        if attempts and all(attempt.is_held for attempt in attempts):
-            raise _held_by_gates(attempts[0])
 
     def _outcome_of_held(self, head: OpenHead, plan: Plan, reviewed: StagedManifest) -> Outcome:
         """Build the outcome from the attempt that was reviewed (W39, W49)."""
@@ -403,13 +396,22 @@ class Run:
     def adopt(self, head: OpenHead) -> StagedManifest | None:
         """
         Return a complete attempt of the version; ``None`` if there is none. An attempt is complete if it has staged all sinks of this pipeline, and every file
-        has the recorded size and checksum (W17). Only a held version may have an attempt that its gates hold.
+        has the recorded size and checksum (W17).
+
+        :raises HeldByGateError: there are complete attempts, and gates hold all of them (W49). A version that its plan holds may have such an attempt
         """
+        held: StagedManifest | None = None
         for manifest in self.bound.log.find_staged(head):
-            if self._is_complete(manifest) and (head.plan.work.is_held or not manifest.is_held):
-                logger.info("version %d: adopting the staged attempt %s", manifest.version, manifest.attempt_id)
-                telemetry.emit(telemetry.Adopted, version=manifest.version, attempt_id=manifest.attempt_id)
-                return manifest
+            if not self._is_complete(manifest):
+                continue
+            if manifest.is_held and not head.plan.work.is_held:
+                held = manifest
+                continue
+            logger.info("version %d: adopting the staged attempt %s", manifest.version, manifest.attempt_id)
+            telemetry.emit(telemetry.Adopted, version=manifest.version, attempt_id=manifest.attempt_id)
+            return manifest
+        if held is not None:
+            raise _held_by_gates(held)
         return None
 
     def _is_complete(self, manifest: StagedManifest) -> bool:
@@ -582,6 +584,13 @@ class Run:
         if not plan.work.reads_new_records:  # reprocessing does not move the source (W26)
             return outcome
         return replace(outcome, hint=source.next_hint(plan.hint, source.read_pins(plan.pins), staged.counts))
+
+
+def _refuse_held(head: OpenHead) -> None:
+    """Refuse to close a version that its plan holds (W39)."""
+    if head.plan.work.is_held:
+        summary = "the open version is held; this run planned no version"
+        raise HeldVersionError(summary, version=head.plan.version)
 
 
 def _held_by_gates(attempt: StagedManifest) -> HeldByGateError:
