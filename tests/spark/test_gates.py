@@ -49,7 +49,7 @@ FAILS: dict[str, tuple[Gate, str]] = {
     "max_rows": (Gate(sink="lake", max_rows=3), "lake has 4 rows, and max_rows is 3"),
     "max_null": (Gate(sink="out", max_null={"user": 0.49}), "2 of 4 values of user in out are null, and max_null is 0.49"),
     "unique": (Gate(sink="out", unique=[["user", "id"], ["id"]]), "1 values of id in out are not unique"),
-    "freshness_s": (Gate(sink="out", freshness_s={"at": 3600}), "the newest value of at in out is 7"),
+    "freshness_s": (Gate(sink="out", freshness_s={"at": 3600}), r"the newest value of at in out is \d+ s old, and freshness_s is 3600"),
     "sql": (Gate(sink="out", sql="SELECT count(*) > 4 FROM rows"), "the query returns false for out"),
     "null": (Gate(sink="out", sql="SELECT max(user) > 'z' AND null FROM rows"), "the query returns"),
     "check": (Gate(sink="out", check="tests.spark.routes:no_problem_but_one"), "out: the batch has 4 rows"),
