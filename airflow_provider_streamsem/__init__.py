@@ -94,6 +94,7 @@ _NAMES = {
     "reprocess": "airflow_provider_streamsem.pipeline.run.reprocess",
     "rollback": "airflow_provider_streamsem.pipeline.maintenance.rollback",
     "run_batch": "airflow_provider_streamsem.pipeline.run.run",
+    "run_interval": "airflow_provider_streamsem.pipeline.run.interval",
     "verify": "airflow_provider_streamsem.readers.verify",
 }
 
@@ -180,6 +181,7 @@ __all__ = [
     "reprocess",
     "rollback",
     "run_batch",
+    "run_interval",
     "stage_reprocessing",
     "verify",
 ]
@@ -233,6 +235,7 @@ if TYPE_CHECKING:
     from airflow_provider_streamsem.pipeline.maintenance.erase import erase
     from airflow_provider_streamsem.pipeline.maintenance.fork import fork
     from airflow_provider_streamsem.pipeline.maintenance.rollback import rollback
+    from airflow_provider_streamsem.pipeline.run.interval import run_interval
     from airflow_provider_streamsem.pipeline.run.reprocess import reprocess
     from airflow_provider_streamsem.pipeline.run.review import commit_held, stage_reprocessing
     from airflow_provider_streamsem.pipeline.run.run import run_batch

@@ -5,10 +5,12 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime, timedelta
+from datetime import datetime, timedelta, timezone
 from typing import Any
 
 from airflow_provider_streamsem.errors import InvalidError
+
+_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 _MOST_DIGITS = 20
 
@@ -107,7 +109,7 @@ def time_ms(name: str, value: object) -> int:
     if at is None or at.tzinfo is None:
         accepted = 'a time with a zone, such as "2026-01-31T12:00:00+00:00"'
         raise InvalidError(f"{name} must be a time with a zone", given=str(value)[:40], accepted=accepted)
-    return int(at.timestamp() * 1000)
+    return (at - _EPOCH) // timedelta(milliseconds=1)  # exact: a float would round some milliseconds down
 
 
 def timestamp(name: str, value: object) -> str:

@@ -75,6 +75,12 @@ COMMANDS = (
         parameters=(
             Flag("drain", "run batches up to the end offsets that the source has when the run starts"),
             Parameter(
+                "interval",
+                "for a pipeline with intervals: read the records that arrived in this time, such as 2026-01-31T05:00Z/2026-01-31T06:00Z. If it was read "
+                "before, its rows are replaced",
+                metavar="START/END",
+            ),
+            Parameter(
                 "source",
                 "in place of a pipeline: generate ten records a second, for a first look without an external system",
                 choices=("rate",),
@@ -145,12 +151,12 @@ COMMANDS = (
     ),
     Verb(
         name="partitions",
-        help="Show the partitions by event time: their rows, and which of them are complete.",
+        help="Show the partitions by event time: their rows, and which of them are complete. For a pipeline with intervals: those that were read.",
         example="s3://lake/_streamsem/orders --since 2026-01-01",
         parameters=(
             Parameter("since", "the first partition, or the beginning of its key, such as 2026-01", metavar="KEY"),
             Parameter("until", "the last partition, or the beginning of its key", metavar="KEY"),
-            Flag("incomplete", "only partitions that are not complete"),
+            Flag("incomplete", "only partitions that are not complete, or time between intervals that was not read"),
         ),
     ),
     Verb(

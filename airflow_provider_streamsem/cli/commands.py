@@ -58,8 +58,9 @@ from airflow_provider_streamsem.protocol.keys import N
 from airflow_provider_streamsem.protocol.view import stored_output
 from airflow_provider_streamsem.readers import descriptions
 from airflow_provider_streamsem.readers import export as export_
-from airflow_provider_streamsem.readers.files import open_log, sink_of
+from airflow_provider_streamsem.readers.files import CommittedLog, open_log, sink_of
 from airflow_provider_streamsem.readers.history import History
+from airflow_provider_streamsem.readers.intervals import interval_states
 from airflow_provider_streamsem.readers.lag import lag as lag_of
 from airflow_provider_streamsem.readers.partitions import partition_states
 from airflow_provider_streamsem.readers.verify import Verdict
@@ -385,8 +386,10 @@ def _result_of_checks(title: str, document: Json, checks: Iterable[doctor_.Check
 
 
 def partitions(args: argparse.Namespace) -> CommandResult:
-    """Show the partitions by event time (``streamsem partitions``)."""
+    """Show the partitions by event time, or the intervals (``streamsem partitions``)."""
     opened = open_log(args.log, pipeline=args.pipeline)
+    if opened.head >= 0 and opened.log.closed_outcome(opened.head).intervals:
+        return _intervals(args, opened)
     found = partition_states(opened, since=args.since, until=args.until)
     found = [each for each in found if not (args.incomplete and each.is_complete)]
     rows = [
@@ -405,6 +408,26 @@ def partitions(args: argparse.Namespace) -> CommandResult:
     table = Table(title=f"partitions of {args.log}", columns=columns, rows=rows)
     lines = [] if rows else ["there are no such partitions"]
     return CommandResult(document={"partitions": plain(found)}, tables=[table] if rows else [], lines=lines)
+
+
+def _intervals(args: argparse.Namespace, opened: CommittedLog) -> CommandResult:
+    found = interval_states(opened, since=args.since, until=args.until)
+    found = [each for each in found if not (args.incomplete and each.read_in is not None)]
+    rows = [
+        [
+            each.start,
+            each.end,
+            ", ".join(f"{name} {rows:,}" for name, rows in sorted(each.rows.items())),
+            "missing" if each.read_in is None else "read",
+            "" if each.read_in is None else str(each.read_in),
+            "" if each.newest is None else str(each.newest),
+        ]
+        for each in found
+    ]
+    columns = ["start", "end", "rows", "state", "read in", "newest"]
+    table = Table(title=f"intervals of {args.log}", columns=columns, rows=rows)
+    lines = [] if rows else ["there are no such intervals"]
+    return CommandResult(document={"intervals": plain(found)}, tables=[table] if rows else [], lines=lines)
 
 
 def lag(args: argparse.Namespace) -> CommandResult:

@@ -23,12 +23,14 @@ from airflow_provider_streamsem.pipeline.maintenance.alter import alter as alter
 from airflow_provider_streamsem.pipeline.maintenance.compact import compact as compact_
 from airflow_provider_streamsem.pipeline.maintenance.erase import erase as erase_
 from airflow_provider_streamsem.pipeline.maintenance.rollback import rollback as rollback_
+from airflow_provider_streamsem.pipeline.run.interval import run_interval
 from airflow_provider_streamsem.pipeline.run.reprocess import kept_versions
 from airflow_provider_streamsem.pipeline.run.reprocess import reprocess as reprocess_
 from airflow_provider_streamsem.pipeline.run.review import commit_held, stage_reprocessing
 from airflow_provider_streamsem.pipeline.run.run import run_batch
 from airflow_provider_streamsem.pipeline.run.selection import (
     Selection,
+    check_selection,
     parse_offsets,
     parse_partitions,
     parse_versions,
@@ -54,6 +56,11 @@ def run(args: argparse.Namespace) -> CommandResult:
     pipeline, engine = args.pipeline, engine_of_arguments(args, args.spark_packages)
     run_key = f"cli:{SYSTEM_CLOCK.new_id()}" if args.run_key is None else args.run_key
     announces = args.run_key is not None  # with a generated key, no retry could repeat the announcements
+    if args.interval is not None:
+        if args.drain:
+            raise InvalidError("--interval cannot be combined with --drain", given=args.interval)
+        result = run_interval(pipeline, args.interval, request=run_key, engine=engine)
+        return _result_of_run(pipeline, result)
     before = _newest_closed(pipeline.log)
     result = run_batch(pipeline, run_key=run_key, drain=args.drain, engine=engine, announces=announces)
     if not announces:
@@ -103,6 +110,7 @@ def reprocess(args: argparse.Namespace) -> CommandResult:
         ran, (kept, lines) = _result_of_run(pipeline, result), _kept_versions(pipeline, result)
         return replace(ran, document={**ran.document, **kept}, lines=[*ran.lines, *lines])
     if selection is not None:
+        check_selection(pipeline, selection)
         log = commit_log_at(pipeline.log)
         return _reprocess_all(args, select(log, log.newest_head(), selection), engine, "no committed batch is selected")
     records = open_log(args.log, pipeline=pipeline).quarantined()

@@ -384,6 +384,20 @@ class Source(ABC):
         return self.offsets_for_time(at_ms)
 
     @property
+    def reads_intervals(self) -> bool:
+        """
+        Whether a plan can read the offsets between any two times, whatever the plans before it have read.
+
+        If so, the source finds the offsets of a time, and the offsets of a later time are not below those of an earlier one.
+        """
+        return False
+
+    @property
+    def lowest_offset(self) -> int:
+        """The offset of the first record that a partition ever had. If its oldest record has a higher one, older records were deleted."""
+        return 0
+
+    @property
     def has_retention(self) -> bool:
         """Whether the items of the source expire after a retention time. If so, it overrides :meth:`expiry`."""
         return False

@@ -35,7 +35,6 @@ from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline, load_pip
 from airflow_provider_streamsem.pipeline.versions import report
 from airflow_provider_streamsem.pipeline.versions.publish import skip
 from airflow_provider_streamsem.protocol.entries import Outcome, Receipts
-from airflow_provider_streamsem.protocol.kinds.batch import Batch
 from airflow_provider_streamsem.protocol.view import Head, OpenHead
 from airflow_provider_streamsem.readers import descriptions
 from airflow_provider_streamsem.readers.files import CommittedLog, open_log
@@ -226,7 +225,7 @@ def _abort(call: _Call) -> _Description:
     if call.dry_run:
         consequence = (
             "The next run reads the records of its ranges"
-            if isinstance(plan.work, Batch)
+            if plan.work.reads_new_records
             else "The offsets and the visible rows do not change"
         )
         lines = [

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import timedelta
-from functools import partial
 from typing import Any
 
 from airflow.sdk import BaseOperator
@@ -16,11 +15,12 @@ from airflow_provider_streamsem.errors import InvalidError, StageError
 from airflow_provider_streamsem.hooks import settings
 from airflow_provider_streamsem.hooks.failures import as_airflow_failures
 from airflow_provider_streamsem.hooks.pipelines import HasPipeline
-from airflow_provider_streamsem.hooks.runs import last_clear_id, run_key
+from airflow_provider_streamsem.hooks.runs import interval_of_run, last_clear_id, run_key
 from airflow_provider_streamsem.observability.observed import Observed
 from airflow_provider_streamsem.operators.engines import HasEngine
 from airflow_provider_streamsem.operators.outlets import checked_partition_key, emit_outlet_events
 from airflow_provider_streamsem.operators.submission import ConnectionRecorder, Submission, refuse_unnamed_transform
+from airflow_provider_streamsem.pipeline.run.interval import run_interval
 from airflow_provider_streamsem.pipeline.run.reprocess import reprocess_run
 from airflow_provider_streamsem.pipeline.run.run import plan_run, run_batch
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
@@ -44,9 +44,11 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated). Text fields of a ``Pipeline`` that contain ``{{ … }}`` are rendered too
     :param drain: run batches until the run reaches the end offsets that its first plan has recorded, instead of one batch
-    :param rerun: what the task does after it was cleared. ``"resume"`` returns the committed result. ``"reprocess"`` reprocesses the versions of the run from
-        the same ranges and atomically replaces the output of each version in turn. If the run is incomplete, the task completes it instead. A retry always
-        resumes the run where it stopped
+    :param interval: for a pipeline with ``intervals``: ``"data_interval"``, the data interval of the DAG run, or ``START/END`` as ISO 8601 times with a zone
+        (templated). The task reads the records that arrived in it, and commits their rows as one version
+    :param rerun: what the task does after it was cleared. ``"resume"`` (default) returns the committed result. ``"reprocess"`` reprocesses the versions of the
+        run from the same ranges and atomically replaces the output of each version in turn. If the run is incomplete, the task completes it instead. A retry
+        always resumes the run where it stopped. With ``interval``, the default is ``"reprocess"``, which also applies if another run has read the interval
     :param spark_master: Spark master URL (templated). Used only if the task's process has no active Spark session
     :param spark_conn_id: as an alternative to a master, a connection of type ``spark`` (local, standalone, YARN or Kubernetes, in client mode) or
         ``spark_connect`` (templated). Default: the ``[streamsem] spark_conn_id`` option, and ``local[*]`` if that is empty
@@ -59,19 +61,21 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
         name. It cannot be combined with ``spark_master`` or ``rerun="reprocess"``. Two drivers of one run never commit a version twice
     :param deferrable: with ``run_in="submit"``: wait in the triggerer and release the worker slot. Default: Airflow's ``[operators] default_deferrable``
     :param patience: with ``run_in="submit"``: how long the log may show no progress before the task treats the driver as lost. The task then fails, and its
-        next try submits a new driver. Integer seconds or a ``timedelta``, 1 second or more; must be longer than one batch takes
+        next try submits a new driver. With ``interval``: how long the task waits for the open version of another interval, from the plan of that version. The
+        task then completes that version itself. Integer seconds or a ``timedelta``, 1 second or more; must be longer than one batch takes
     :param alter_from: alter the pipeline's log before the run, if its immutable fields are those with this config. The error of a run whose immutable fields
         differ names the config. Once the log has the fields of ``pipeline``, the argument has no effect. An earlier version of the DAG, whose argument names
         another config, cannot change the fields back
     :param partition_key: template of the partition key of outlet events (Airflow 3.3 or newer), for example ``"{{ version }}"``. After the run, the operator
         renders it with the fields of the result: once for the run's own version, and once for each version in ``completed``. Airflow then starts one run
         per key of each partitioned DAG, and no run of a DAG with plain ``schedule=[asset]``. If nothing was committed, no key is added.
-        ``"complete_partitions"``: the keys are the starts of the partitions of ``Pipeline(partitions=...)`` that became complete
+        ``"complete_partitions"``: the keys are the starts of the partitions of ``Pipeline(partitions=...)`` that became complete. ``"interval"``: the key is
+        the start of the interval in UTC, such as ``2026-01-31T05:00:00``
     :param announce_empty: whether a run that announces no commit emits the outlet events, too, with the status ``empty``. Default: it emits none
     :raises InvalidError: an argument is not valid, or two arguments cannot be combined
     """
 
-    template_fields: Sequence[str] = ("pipeline_file", "spark_master", "spark_conn_id", "spark_conf")
+    template_fields: Sequence[str] = ("pipeline_file", "interval", "spark_master", "spark_conn_id", "spark_conf")
     ui_color = "#d7ecd9"
     _submission: Submission | None = None
     outlets: list[Any]
@@ -81,7 +85,8 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
         *,
         pipeline: Pipeline | str,
         drain: bool = False,
-        rerun: str = "resume",
+        interval: str | None = None,
+        rerun: str | None = None,
         spark_master: str | None = None,
         spark_conn_id: str | None = None,
         spark_conf: dict[str, str] | None = None,
@@ -98,13 +103,17 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
         self.set_pipeline(pipeline)
         self.set_engine(spark_master, spark_conn_id, spark_conf, spark_packages)
         self.drain = flag("drain", drain)
-        self.rerun = choice("rerun", rerun, ("resume", "reprocess"))
+        self.interval = None if interval is None else text("interval", interval)
+        default = "resume" if interval is None else "reprocess"
+        self.rerun = default if rerun is None else choice("rerun", rerun, ("resume", "reprocess"))
         self.partition_key = checked_partition_key(partition_key, self.outlets)
         self.announce_empty = flag("announce_empty", announce_empty)
         self.run_in = choice("run_in", run_in, ("task", "submit"))
         self.deferrable = settings.default_deferrable() if deferrable is None else flag("deferrable", deferrable)
         self.patience_s = seconds("patience", patience)
         self.alter_from = None if alter_from is None else text("alter_from", alter_from)
+        if interval is not None and (self.drain or self.run_in == "submit"):
+            raise InvalidError('interval cannot be combined with drain or run_in="submit"', task=self.task_id)
         if self.run_in == "submit":
             self._check_submission()
 
@@ -122,9 +131,7 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
                 self.resolved_pipeline(context) as pipeline,
                 self.observed(context["ti"], pipeline) as account,
             ):
-                run = self._run(context)
-                result = run(pipeline, run_key=run_key(context["ti"]), drain=self.drain, engine=self.engine())
-                account.result = result
+                account.result = result = self._run(pipeline, context)
         document: dict[str, Any] = result.to_json()
         if document["status"] == "empty" and not self.announce_empty:
             self.outlets: list[Any] = []  # Airflow emits an event for each outlet that the task has when it succeeds
@@ -211,9 +218,17 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
             raise StageError(summary, **driver.observed)
         return result
 
-    def _run(self, context: Any) -> Callable[..., RunResult]:
+    def _run(self, pipeline: Pipeline, context: Any) -> RunResult:
         """The retries after one clear repeat one request, so they reprocess no version twice. Another clear is a new request."""
-        cleared = last_clear_id(context["ti"], self.retries) if self.rerun == "reprocess" else 0
-        if cleared:
-            return partial(reprocess_run, request=f"clear-{cleared}", alter_from=self.alter_from)
-        return partial(run_batch, alter_from=self.alter_from)
+        key, cleared = run_key(context["ti"]), last_clear_id(context["ti"], self.retries)
+        arguments: dict[str, Any] = {"engine": self.engine(), "alter_from": self.alter_from}
+        request = f"clear-{cleared}"
+        if self.interval is not None:
+            request = f"{key}#{request}" if cleared else key
+            interval = interval_of_run(self.interval, context)
+            return run_interval(
+                pipeline, interval, request=request, rerun=self.rerun, patience_s=self.patience_s, **arguments
+            )
+        if cleared and self.rerun == "reprocess":
+            return reprocess_run(pipeline, run_key=key, request=request, drain=self.drain, **arguments)
+        return run_batch(pipeline, run_key=key, drain=self.drain, **arguments)

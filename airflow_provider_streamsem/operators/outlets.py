@@ -12,6 +12,8 @@ from airflow_provider_streamsem.hooks.pipelines import text_templates
 
 COMPLETE_PARTITIONS = "complete_partitions"
 """The value of ``partition_key`` with which each partition by event time that became complete is a key."""
+INTERVAL = "interval"
+"""The value of ``partition_key`` with which the start of the interval that the run has read is the key."""
 _LONGEST_KEY = 250
 _DO = "correct partition_key, then clear this task: it emits the event. Committed versions stay committed."
 
@@ -47,7 +49,8 @@ def emit_outlet_events(task: Any, context: Any, result: dict[str, Any]) -> None:
     If the run itself committed a version, this function renders ``task.partition_key`` with the fields of the result. It also renders it once for each
     version in ``completed``, with the fields of that version in place of the run's own. Each rendered key becomes a partition key of the event.
 
-    With ``task.partition_key`` = :data:`COMPLETE_PARTITIONS`, the keys are the starts of the partitions by event time that became complete.
+    With ``task.partition_key`` = :data:`COMPLETE_PARTITIONS`, the keys are the starts of the partitions by event time that became complete. With
+    :data:`INTERVAL`, the key is the start of the interval in UTC, without a zone, as the temporal partition mappers of Airflow read it by default.
 
     Outlets that are neither assets nor aliases, such as files for lineage, have no events and are skipped.
 
@@ -68,6 +71,9 @@ def emit_outlet_events(task: Any, context: Any, result: dict[str, Any]) -> None:
         if task.partition_key == COMPLETE_PARTITIONS:
             for key in result["complete_partitions"]:
                 event.add_partitions(key)
+        elif task.partition_key == INTERVAL:
+            for start in result["interval"][:1]:
+                event.add_partitions(start.partition("+")[0])
         elif task.partition_key is not None:
             template = text_templates(task).overlay(undefined=StrictUndefined).from_string(task.partition_key)
             for version in versions:

@@ -165,6 +165,21 @@ class CompleteTime:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ReadInterval:
+    """
+    A period of time whose records a pipeline with intervals has read: one interval, or several that follow each other without a gap.
+
+    :param start_ms: its start, inclusive, in milliseconds since the epoch
+    :param end_ms: its end, exclusive
+    :param bounds: partition → the offsets at the start and at the end. They are equal if the partition has no records of this time
+    """
+
+    start_ms: int
+    end_ms: int
+    bounds: Ranges
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Hidden:
     """
     The rows of earlier versions that a version, or a segment, hides from readers of its version and of later ones (R4).
@@ -226,6 +241,8 @@ class Kind:
     """Whether an attempt writes files. If not, the outcome follows from the plan, so any process can commit the version."""
     is_announced: ClassVar[bool] = True
     """Whether the result of a run announces the commit, because it may change which rows are visible. Readers show only such a commit as rolled back."""
+    is_planned_again: ClassVar[bool] = False
+    """Whether the run of a commit that a rollback has removed plans it again (W51). Otherwise the run stays complete."""
     uses_spec: ClassVar[bool] = False
     """Whether the version is processed with the spec in its plan."""
     chains: ClassVar[tuple[str, ...]] = ()
@@ -276,6 +293,10 @@ class Kind:
     def next_offsets(self, plan: Plan, *, committed: bool) -> Offsets:
         """Return the offsets that the outcome sets, by partition."""
         return {}
+
+    def intervals_after(self, intervals: tuple[ReadInterval, ...]) -> tuple[ReadInterval, ...]:
+        """Return the time that the pipeline has read after the commit. ``intervals`` is that of the version on which it is based."""
+        return intervals
 
     def state_after(self, state: Json) -> Json:
         """Return the state of the commit. ``state`` is that of the version on which it is based."""
@@ -445,7 +466,7 @@ class Outcome:
     """
 
     entry: ClassVar[str] = "outcome"
-    spillable: ClassVar[tuple[str, ...]] = ("sinks", "schemas", "hint", "state", "work", "time_partitions")
+    spillable: ClassVar[tuple[str, ...]] = ("sinks", "schemas", "hint", "state", "work", "time_partitions", "intervals")
     version: int
     result: Literal["commit", "abort"]
     work: Kind | None = field(default=None, metadata=SPARSE)
@@ -460,6 +481,8 @@ class Outcome:
     """Partition by event time → number of rows that the version wrote."""
     complete: CompleteTime | None = field(default=None, metadata=SPARSE)
     """Until when these partitions are complete after the version."""
+    intervals: tuple[ReadInterval, ...] = field(default=(), metadata=SPARSE)
+    """The time that the pipeline has read, in ascending order and without overlap, if its versions read intervals."""
     gaps: Gaps = field(default_factory=dict)
     newest: Mapping[str, int] = field(default_factory=dict, metadata=SPARSE)
     """

@@ -318,6 +318,18 @@ def check_i27(outcome: Outcome, before: Outcome | None) -> None:
         )
 
 
+def check_i28(outcome: Outcome, before: Outcome | None) -> None:
+    """Check that an outcome names the time that the pipeline has read. ``verify`` checks a version that returns to an earlier one (:class:`Rollback`)."""
+    known = () if before is None else before.intervals
+    returns = outcome.work is not None and outcome.work.based_on is not None
+    if not returns and outcome.intervals != (known if outcome.work is None else outcome.work.intervals_after(known)):
+        raise LogDamagedError(
+            "the intervals that a pipeline has read do not follow from its versions",
+            invariant="I28",
+            version=outcome.version,
+        )
+
+
 def check_i15_receipts(receipts: Receipts, outcome: Outcome) -> None:
     """Check that receipts have the markers of their outcome. For a sink whose marker this commit has set, the marker must be this commit."""
     own = Marker(version=receipts.version, outcome=receipts.outcome)

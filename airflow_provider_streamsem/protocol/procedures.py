@@ -212,7 +212,17 @@ def locate(run_key: str, head: Head) -> Procedure[Position]:
     invariants.check_i16(pointer, plan[0])
     outcome = yield from _outcome_of(head, pointer.version)
     invariants.check_i3_outcome(outcome, plan_sha=plan[1])
+    if outcome.committed and plan[0].work.is_planned_again and not (yield from _remains(head, pointer.version)):
+        return Ready(head=head, j=plan[0].j + 1, before=(plan[0], outcome))
     return position_after(head, plan[0], outcome)
+
+
+def _remains(head: Head, version: int) -> Procedure[bool]:
+    """Return whether no rollback has removed a closed version."""
+    newest = head.outcome
+    if newest is None or newest.newest.get(Rollback.kind, -1) <= version:
+        return True
+    return remains(version, (yield from remaining_versions(newest)))
 
 
 def position_after(head: ClosedHead, plan: Plan, outcome: Outcome) -> RunComplete | Ready:

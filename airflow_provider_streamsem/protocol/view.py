@@ -62,6 +62,12 @@ class ClosedHead:
         )
 
     @property
+    def read_until(self) -> Offsets:
+        """The offsets up to which the source was read. With intervals, those at the end of the latest interval."""
+        intervals = () if self.outcome is None else self.outcome.intervals
+        return offsets.ends(intervals[-1].bounds) if intervals else self.next
+
+    @property
     def hint(self) -> Json:
         """The source hint of the newest outcome; before the first, that of a fork, or ``None``."""
         return self.initial_hint if self.outcome is None else self.outcome.hint
@@ -145,6 +151,11 @@ class OpenHead:
         return self.before.next
 
     @property
+    def read_until(self) -> Offsets:
+        """The offsets up to which the source was read before the open plan."""
+        return self.before.read_until
+
+    @property
     def hint(self) -> Json:
         """The source hint before the open plan; before version 0 that of a fork, or ``None``."""
         return self.before.hint
@@ -165,7 +176,7 @@ class OpenHead:
         return self.plan.spec
 
     def with_outcome(self, outcome: Outcome, sha256: str) -> ClosedHead:
-        """Return the head after the outcome of the open plan was stored. Checks I2, I3, I4, I5, I14, I15, I27 and the invariants of the plan's kind."""
+        """Return the head after the outcome of the open plan was stored. Checks I2, I3, I4, I5, I14, I15, I27, I28 and the invariants of the plan's kind."""
         before = self.before
         invariants.check_i2(self.plan, outcome)
         invariants.check_i3_outcome(outcome, plan_sha=self.plan_sha)
@@ -174,6 +185,7 @@ class OpenHead:
         invariants.check_i14(outcome)
         invariants.check_i15(outcome, before=before.markers)
         invariants.check_i27(outcome, before.outcome)
+        invariants.check_i28(outcome, before.outcome)
         return ClosedHead(
             initial_offsets=before.initial_offsets,
             outcome=outcome,

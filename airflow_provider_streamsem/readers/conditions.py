@@ -17,6 +17,7 @@ from airflow_provider_streamsem.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
 from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.partitions import SOURCE_TIME
+from airflow_provider_streamsem.pipeline.run.plan_interval import parse_interval
 from airflow_provider_streamsem.pipeline.spec.location import located
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline, from_json
 from airflow_provider_streamsem.protocol import keys, offsets
@@ -170,7 +171,9 @@ class PartitionComplete:
     With ``complete="source time"``, the condition is also met if the source has no unread record that arrived before the end of the partition, because no
     version is committed while nothing arrives.
 
-    :param partition: the key of the partition, or its start as ISO 8601 text
+    For a pipeline with intervals, the condition is met if its intervals cover a period of time.
+
+    :param partition: the key of the partition, or its start as ISO 8601 text. For a pipeline with intervals: ``START/END`` as ISO 8601 times with a zone
     """
 
     pipeline: Pipeline
@@ -183,11 +186,13 @@ class PartitionComplete:
 
     def _check(self, pipeline: Pipeline, clock: Clock) -> CheckResult:
         partitions = pipeline.partitions
-        if partitions is None:
-            raise InvalidError("the pipeline has no `partitions`", pipeline=pipeline.name)
-        start_ms, end_ms = partitions.bounds(self.partition)
+        if partitions is None and not pipeline.intervals:
+            raise InvalidError("the pipeline has neither `partitions` nor `intervals`", pipeline=pipeline.name)
         log = commit_log_at(pipeline.log, clock=clock)
         outcome = log.find_head().outcome if log.read_pipeline() is not None else None
+        if partitions is None:
+            return self._is_read(pipeline, outcome)
+        start_ms, end_ms = partitions.bounds(self.partition)
         until_ms = None if outcome is None or outcome.complete is None else outcome.complete.until_ms
         observed = {
             "pipeline": pipeline.name,
@@ -201,6 +206,19 @@ class PartitionComplete:
             dry = dry_run(pipeline, clock=clock)
             unread_ms = dry.planner.minimum_clock(dry.head.next)
             is_met = unread_ms is None or unread_ms >= end_ms
+        return CheckResult(met=is_met, observed=observed)
+
+    def _is_read(self, pipeline: Pipeline, outcome: Outcome | None) -> CheckResult:
+        wanted = parse_interval(self.partition)
+        intervals = () if outcome is None else outcome.intervals
+        observed = {
+            "pipeline": pipeline.name,
+            "log": pipeline.log,
+            "version": -1 if outcome is None else outcome.version,
+            "partition": str(wanted),
+            "complete_until_ms": intervals[-1].end_ms if intervals else None,
+        }
+        is_met = any(each.start_ms <= wanted.start_ms and wanted.end_ms <= each.end_ms for each in intervals)
         return CheckResult(met=is_met, observed=observed)
 
 
@@ -229,7 +247,7 @@ class Freshness:
 
     def _check(self, pipeline: Pipeline, clock: Clock) -> CheckResult:
         dry = dry_run(pipeline, clock=clock)
-        start, now_ms = dry.head.next, clock.now_ms()
+        start, now_ms = dry.head.read_until, clock.now_ms()
         lag = dry.planner.lag(start, dry.head.hint)
         too_old = 0 if self.max_age_s is None else dry.planner.unread_before(start, now_ms - self.max_age_s * 1000)
         before = 0 if self.until_ms is None else dry.planner.unread_before(start, self.until_ms)
@@ -288,7 +306,7 @@ class Retention:
         dry = dry_run(pipeline, clock=clock)
         source = pipeline.source
         within_ms = None if self.within_s is None else self.within_s * 1000
-        expiry = source.expiry(dry.head.next, within_ms=within_ms, now_ms=clock.now_ms())
+        expiry = source.expiry(dry.head.read_until, within_ms=within_ms, now_ms=clock.now_ms())
         is_near = self.records is not None and expiry.spare is not None and expiry.spare < self.records
         context = {"pipeline": pipeline.name, "log": pipeline.log, "version": dry.head.closed}
         return CheckResult(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from airflow_provider_streamsem.pipeline.maintenance.alter import Alteration
 from airflow_provider_streamsem.pipeline.maintenance.compact import Compacted
@@ -29,9 +29,16 @@ def blast_radius(radius: BlastRadius) -> list[str]:
     ]
     if radius.kept is not None:
         lines.append(f"{radius.kept} later versions are not recomputed: they keep their rows and state")
+    lines += [_partition(key, versions, radius.refused) for key, versions in radius.partitions.items()]
     lines += [f"{url}: {batches} versions have read these rows" for url, batches in radius.downstream.items()]
     lines += [f"version {version} would be refused: {reason}" for version, reason in radius.refused.items()]
     return lines
+
+
+def _partition(key: str, versions: Sequence[int], refused: Collection[int]) -> str:
+    lost = [version for version in versions if version in refused]
+    cannot = f"; {spans(lost)} cannot be reprocessed" if lost else ""
+    return f"partition {key}: {'version' if len(versions) == 1 else 'versions'} {spans(versions)}{cannot}"
 
 
 def spans(versions: Sequence[int]) -> str:

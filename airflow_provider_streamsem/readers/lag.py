@@ -17,7 +17,7 @@ class Lag:
     The lag of a pipeline: latest offsets of the source minus committed offsets.
 
     :param pipeline: name of the pipeline
-    :param lag: number of items in the source that no committed version covers
+    :param lag: number of items in the source that no committed version covers. With intervals, those after the latest interval that was read
     :param unit: unit of ``lag``, for example ``files`` or ``offsets``
     :param version: the newest closed version; -1 before the first
     :param version_age_ms: milliseconds since the newest version was closed; ``None`` before the first version is closed
@@ -47,13 +47,13 @@ def lag(pipeline: Pipeline) -> Lag:
     head = read_head(pipeline, opened.log)
     age = None if head.outcome is None else max(0, opened.log.clock.now_ms() - head.outcome.decided_at_ms)
     planner = pipeline.source.open(opened.log.of_source(pipeline.source.immutable_config()), head.hint)
-    items = planner.lag(head.next, head.hint)
+    items = planner.lag(head.read_until, head.hint)
     return Lag(
         pipeline=pipeline.name,
         lag=items,
         unit=pipeline.source.unit,
         version=head.closed,
         version_age_ms=age,
-        minimum_clock_ms=planner.minimum_clock(head.next) if items else None,
+        minimum_clock_ms=planner.minimum_clock(head.read_until) if items else None,
         watermark_ms=None if head.outcome is None else head.outcome.watermark_ms,
     )

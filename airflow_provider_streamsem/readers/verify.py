@@ -265,7 +265,7 @@ class _Verification:
                 initial_offsets |= plan.work.new_partitions
                 if (to := plan.work.hidden.after) is not None:
                     ranges = {at: found for at, found in ranges.items() if at <= to}
-                if plan.work.reads_new_records:
+                if plan.work.reads_new_records and not outcome.intervals:
                     ranges[version] = plan.ranges
             if stored_outcome is not None:
                 outcomes.append(stored_outcome)

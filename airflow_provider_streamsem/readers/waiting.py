@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from airflow_provider_streamsem.clock import SYSTEM_CLOCK, Clock
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.source import Planner
+from airflow_provider_streamsem.errors import InvalidError
 from airflow_provider_streamsem.pipeline.run.plan import due_watermark, may_wait
 from airflow_provider_streamsem.pipeline.spec.binding import read_head
 from airflow_provider_streamsem.pipeline.spec.location import with_log_location
@@ -113,6 +114,10 @@ def waiting(pipeline: Pipeline, *, clock: Clock = SYSTEM_CLOCK) -> Waiting:
 
     :raises StreamsemError: any error that a run would raise before it writes, such as :class:`SourceChangedError` for missing records
     """
+    if pipeline.intervals:
+        raise InvalidError(
+            "a pipeline with intervals reads the interval of each run, so no batch is waiting", pipeline=pipeline.name
+        ).advising("schedule its DAG by time. To wait for intervals, use PartitionCompleteSensor.")
     dry = dry_run(pipeline, clock=clock)
     head, limits = dry.head, pipeline.limits
     newest = head.plan if isinstance(head, OpenHead) else _newest_plan(dry)

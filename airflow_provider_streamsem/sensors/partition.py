@@ -14,7 +14,7 @@ from airflow_provider_streamsem.sensors.condition import ConditionSensor
 
 class PartitionCompleteSensor(HasPipeline, ConditionSensor):
     """
-    Wait until a partition of a pipeline with ``partitions`` is complete.
+    Wait until a partition of a pipeline with ``partitions`` is complete, or until a pipeline with ``intervals`` has read a period of time.
 
     The sensor reads the log. With ``complete="source time"``, it also asks the source whether it has unread records of the partition.
 
@@ -23,7 +23,8 @@ class PartitionCompleteSensor(HasPipeline, ConditionSensor):
 
     :param pipeline: a :class:`Pipeline`, or the path of its TOML file (templated)
     :param partition: the key of the partition (templated): an hour such as ``2026-01-31T05``, a day such as ``{{ ds }}``, or a month such as ``2026-01``. Its
-        start as ISO 8601 text is accepted, too, such as ``{{ dag_run.partition_key }}``
+        start as ISO 8601 text is accepted, too, such as ``{{ dag_run.partition_key }}``. For a pipeline with intervals: the period, ``START/END``, such as
+        ``{{ data_interval_start }}/{{ data_interval_end }}``
     :raises InvalidError: an argument is not valid
     """
 

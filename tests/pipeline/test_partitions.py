@@ -160,7 +160,7 @@ def test_pipeline_without_partitions_or_with_another_sink_is_refused(fixture: Ti
     other.run("a")
     with pytest.raises(InvalidError, match="has no `partitions`"):
         partition_states(other.opened())
-    with pytest.raises(InvalidError, match="has no `partitions`"):
+    with pytest.raises(InvalidError, match="has neither `partitions` nor `intervals`"):
         PartitionComplete(pipeline=other.pipeline(), partition="2022-01-08").check()
 
 

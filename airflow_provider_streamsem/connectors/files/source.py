@@ -205,6 +205,10 @@ class FilesSource(Source):
     def initial_offsets(self) -> Offsets:
         return {PARTITION: 0}
 
+    @property
+    def reads_intervals(self) -> bool:
+        return True
+
     def offsets_for_time_in(self, log: CommitLog, at_ms: int) -> Offsets:
         """Find the time by modification times. Files without an ordinal get later ones, so they are at or above the result."""
         ledger = Ledger(log)

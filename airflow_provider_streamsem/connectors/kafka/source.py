@@ -215,6 +215,10 @@ class KafkaSource(Source):
             if pattern is None and parse_partition(name).topic not in topics
         }
 
+    @property
+    def reads_intervals(self) -> bool:
+        return True
+
     def offsets_for_time(self, at_ms: int) -> Offsets:
         cluster = self.cluster()
         return _named(cluster.offsets_for_time(self.partitions(cluster), at_ms))

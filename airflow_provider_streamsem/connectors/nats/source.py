@@ -173,6 +173,14 @@ class NatsSource(Source):
                 )
             return {state.partition: self.starting}
 
+    @property
+    def reads_intervals(self) -> bool:
+        return True
+
+    @property
+    def lowest_offset(self) -> int:
+        return 1
+
     def offsets_for_time(self, at_ms: int) -> Offsets:
         with self.opened() as (client, state):
             sequence = first_at(client, state, self.subject or _ALL, at_ms)

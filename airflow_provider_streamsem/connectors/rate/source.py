@@ -100,6 +100,10 @@ class RateSource(Source):
         at_ms = SYSTEM_CLOCK.now_ms() if self.starting == "latest" else arguments.time_ms("starting", self.starting)
         return self.offsets_for_time(at_ms)
 
+    @property
+    def reads_intervals(self) -> bool:
+        return True
+
     def offsets_for_time(self, at_ms: int) -> Offsets:
         return {PARTITION: self.arrived_before(at_ms)}
 

@@ -108,6 +108,10 @@ class ReplaySource(Source):
     def initial_offsets(self) -> Offsets:
         return {PARTITION: 0}
 
+    @property
+    def reads_intervals(self) -> bool:
+        return True
+
     def offsets_for_time(self, at_ms: int) -> Offsets:
         """Return the first file that arrives at or after ``at_ms`` (milliseconds UTC), or the number of all files if there is none. Lists the path."""
         return {PARTITION: min(self.arrived_before(at_ms), len(self.files().listing(at_ms)))}

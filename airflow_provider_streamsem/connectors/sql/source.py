@@ -210,6 +210,10 @@ class JdbcSource(Source):
                 raise InvalidError("source jdbc: starting must be a timestamp, because the cursor has times", given=self.starting)  # fmt: skip
             return {self.table: self.starting * table.cursor.step}
 
+    @property
+    def reads_intervals(self) -> bool:
+        return True
+
     def offsets_for_time(self, at_ms: int) -> Offsets:
         """If no visible row is at or above the time, return the offset after the newest visible row. An integer cursor has no times (``InvalidError``)."""
         with self.opened() as table:

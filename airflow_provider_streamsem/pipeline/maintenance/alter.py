@@ -150,6 +150,11 @@ def _alter(bound: BoundPipeline, alter_from: str | None, moved: frozenset[str], 
         )
         if fields == now:
             return result
+        if fields.get("intervals") != now.get("intervals"):
+            raise InvalidError(
+                "a log has intervals from its first version on, or none; the immutable fields in the log are unchanged",
+                log=log.store.url,
+            ).advising("give the pipeline another name, log and datasets.")
         if alter_from is not None and not config_digest(fields, newest_alter).startswith(alter_from):
             raise ConflictError(
                 "`alter_from` does not match the log: the pipeline was altered since, or `alter_from` is wrong; the immutable fields in the log are unchanged",

@@ -173,6 +173,11 @@ def _fork_position(
     old: CommitLog, record: PipelineRecord, pipeline: Pipeline, version: int, from_ms: int | None
 ) -> Fork:
     """``from_ms`` is the time of the source at which the fork starts. If it is ``None``, the fork starts after ``version``."""
+    if pipeline.intervals:
+        summary = "a pipeline with intervals cannot be forked, because its intervals can be read in any order; nothing was written"
+        raise InvalidError(summary, pipeline=pipeline.name).advising(
+            "give a new pipeline its own log and datasets, and run the intervals that it needs."
+        )
     consuming = sorted(name for name, source in pipeline.source.parts.items() if source.removes_records)
     if consuming:
         summary = "the source removes records when it reads them, so a fork cannot read them again; nothing was written"

@@ -10,7 +10,6 @@ from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.protocol import offsets
 from airflow_provider_streamsem.protocol.codec import plain
 from airflow_provider_streamsem.protocol.entries import Json, Plan
-from airflow_provider_streamsem.protocol.kinds.batch import Batch
 from airflow_provider_streamsem.protocol.offsets import Gaps
 from airflow_provider_streamsem.protocol.view import Head
 
@@ -71,7 +70,7 @@ class _Reader:
         plan, outcome = self._stored(versions[min(first, len(versions) - 1)])
         start, end = plan.ranges.get(partition, (0, 0))
         is_gap = any(first <= offset < last for first, last in plan.gaps.get(partition, ()))
-        was_read = outcome.committed and isinstance(plan.work, Batch) and start <= offset < end and not is_gap
+        was_read = outcome.committed and plan.work.reads_new_records and start <= offset < end and not is_gap
         return plan.version if was_read else None
 
     def _next(self, version: int, partition: str) -> int:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
+from typing import TypeAlias
 
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.connectors.source import Source
@@ -18,7 +19,7 @@ from airflow_provider_streamsem.pipeline.versions.publish import (
     publishing_sink,
 )
 from airflow_provider_streamsem.protocol import offsets
-from airflow_provider_streamsem.protocol.entries import Outcome, Plan
+from airflow_provider_streamsem.protocol.entries import Json, Outcome, Plan
 from airflow_provider_streamsem.protocol.kinds.alter import Alter
 from airflow_provider_streamsem.protocol.kinds.reprocess import Reprocess
 from airflow_provider_streamsem.protocol.kinds.rewrite import Rewrite
@@ -27,6 +28,8 @@ from airflow_provider_streamsem.protocol.view import Head, OpenHead, is_bound
 from airflow_provider_streamsem.state import files as state_files
 
 logger = telemetry.log_of(__name__)
+
+Repin: TypeAlias = Callable[[BoundPipeline, Plan], Json]
 
 
 def refuse_sinks(pipeline: Pipeline) -> None:
@@ -67,9 +70,20 @@ def abort_reprocessing(bound: BoundPipeline, run_key: str, reason: str) -> None:
 
 
 def plan_reprocess(
-    bound: BoundPipeline, version: int, run_key: str, current_lookups: bool, ready: Ready, *, held: bool = False
+    bound: BoundPipeline,
+    version: int,
+    run_key: str,
+    current_lookups: bool,
+    ready: Ready,
+    *,
+    held: bool = False,
+    repin: Repin = repinned,
 ) -> Plan:
-    """Build the plan of a reprocessing run from the commit that it replaces, as of the head (W24, W25). Only a request closes a held version (W39)."""
+    """
+    Build the plan of a reprocessing run from the commit that it replaces, as of the head (W24, W25). Only a request closes a held version (W39).
+
+    :param repin: returns the pins, given the plan that is replaced
+    """
     current = current_commit(bound, ready.head, version)
     replaced, outcome = bound.log.closed_version(current)
     newest = ready.head.outcome
@@ -82,7 +96,7 @@ def plan_reprocess(
         plan,
         ranges=replaced.ranges,
         gaps=replaced.gaps,
-        pins=repinned(bound, replaced),
+        pins=repin(bound, replaced),
         lookups=pin_lookups(bound.pipeline, plan.planned_at_ms, planned=planned_lookups),
         run_start=offsets.starts(replaced.ranges),
         watermark_ms=replaced.watermark_ms,

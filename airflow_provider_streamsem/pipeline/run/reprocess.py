@@ -11,12 +11,18 @@ from airflow_provider_streamsem.engine import Engine
 from airflow_provider_streamsem.pipeline.run.plan import visible_commits
 from airflow_provider_streamsem.pipeline.run.plan_reprocess import current_commit, refuse_sinks
 from airflow_provider_streamsem.pipeline.run.run import run_batch, run_reprocessing
+from airflow_provider_streamsem.pipeline.run.selection import Selection, check_selection, select
 from airflow_provider_streamsem.pipeline.spec.binding import bind_existing
 from airflow_provider_streamsem.pipeline.spec.guarantee import guarantee
 from airflow_provider_streamsem.pipeline.spec.location import with_log_location
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.pipeline.versions import report
-from airflow_provider_streamsem.pipeline.versions.result import RunResult, announce_planned, merge_completed
+from airflow_provider_streamsem.pipeline.versions.result import (
+    RunResult,
+    announce_planned,
+    empty_result,
+    merge_completed,
+)
 from airflow_provider_streamsem.protocol.procedures import RunComplete
 from airflow_provider_streamsem.protocol.view import Head, add_counts, without_pending
 from airflow_provider_streamsem.verbs import VERSION
@@ -72,6 +78,7 @@ def _reprocess(
     *,
     announces: bool,
     current_lookups: bool = False,
+    reads_again: bool = False,
 ) -> RunResult:
     VERSION.checked(version)
     refuse_sinks(pipeline)
@@ -83,7 +90,15 @@ def _reprocess(
     text("run_key", run_key)
     with telemetry.phase("run", pipeline=pipeline.name, run_key=run_key):
         logger.info("guarantee: %s (`streamsem explain` says why)", guarantee(pipeline).named)
-        result = run_reprocessing(bound, version, run_key, engine, announces=announces, current_lookups=current_lookups)
+        result = run_reprocessing(
+            bound,
+            version,
+            run_key,
+            engine,
+            announces=announces,
+            current_lookups=current_lookups,
+            reads_again=reads_again,
+        )
         later = kept_versions(pipeline, bound.log, result.version)
         if later is not None:
             logger.warning("%s", report.state_kept(later))
@@ -123,11 +138,30 @@ def reprocess_run(
     :raises StreamsemError: as :func:`reprocess`. Versions that were reprocessed before the error keep their new output
     """
     refuse_sinks(pipeline)
-    opened_log = log or commit_log_at(pipeline.log)
-    was_complete = _is_complete(opened_log, run_key)
+    log = log or commit_log_at(pipeline.log)
+    was_complete = is_complete(log, run_key)
     result = run_batch(pipeline, run_key=run_key, drain=drain, engine=engine, log=log, alter_from=alter_from)
     if result.status == "empty" or not was_complete:  # the current transform has just produced these commits
         return result
+    return reprocess_versions(pipeline, log, result, request=request, engine=engine)
+
+
+def reprocess_versions(
+    pipeline: Pipeline,
+    opened_log: CommitLog,
+    result: RunResult,
+    *,
+    request: str,
+    engine: Engine | None,
+    reads_again: bool = False,
+) -> RunResult:
+    """
+    Reprocess every visible version of a complete run. ``result`` is its result, and the other arguments are those of :func:`reprocess_run`.
+
+    :param reads_again: whether to read the records that the source has now in the ranges of the versions
+    """
+    refuse_sinks(pipeline)
+    run_key = result.run_key
     versions_of_run = _visible_batches(opened_log, run_key, opened_log.newest_head())
     logger.info("%s", report.reprocessing(versions_of_run))
     if not versions_of_run:  # all versions of the run were rolled back
@@ -138,7 +172,15 @@ def reprocess_run(
     for version in versions_of_run:
         if opened_log.find_current(version, opened_log.newest_head()) is None:  # rolled back in the meantime
             continue
-        last = _reprocess(pipeline, version, f"{request_prefix}{version}", engine, log, announces=False)
+        last = _reprocess(
+            pipeline,
+            version,
+            f"{request_prefix}{version}",
+            engine,
+            opened_log,
+            announces=False,
+            reads_again=reads_again,
+        )
         counts = add_counts(counts, last.counts)
     # Announce once, at the end. If a request failed in between and was never repeated, no result would contain the versions that it announced.
     versions, completed = announce_planned(opened_log, last.version, request_of=run_key)
@@ -158,12 +200,61 @@ def reprocess_run(
     )
 
 
+@with_log_location
+def reprocess_selection(
+    pipeline: Pipeline,
+    selection: Selection,
+    *,
+    request: str,
+    current_lookups: bool = False,
+    engine: Engine | None = None,
+    log: CommitLog | None = None,
+) -> RunResult:
+    """
+    Reprocess the versions that a selection has when the function begins, one after the other.
+
+    :param request: identifies this request. If the request is repeated, no version is reprocessed twice
+    :returns: the result of the last reprocessing run, with the sums of ``counts`` and ``batches`` and the ``completed`` of all runs. If the selection has no
+        version: the status ``empty``
+    :raises StreamsemError: as :func:`reprocess`. Versions that were reprocessed before the error keep their new output
+    """
+    check_selection(pipeline, selection)
+    log = log or commit_log_at(pipeline.log)
+    bound = bind_existing(pipeline, log)
+    versions = select(log, log.confirm_head(bound.head), selection)
+    logger.info("%s", report.reprocessing(versions))
+    results = [
+        _reprocess(
+            pipeline,
+            version,
+            f"{request}:{version}",
+            engine,
+            log,
+            announces=True,
+            current_lookups=current_lookups,
+        )
+        for version in versions
+    ]
+    if not results:
+        return empty_result(bound, log.confirm_head(bound.head), request)
+    counts: dict[str, int] = {}
+    for each in results:
+        counts = add_counts(counts, each.counts)
+    return replace(
+        results[-1],
+        counts=counts,
+        batches=len(results),
+        versions=(results[0].versions[0], results[-1].versions[1]),
+        completed=merge_completed(each.completed for each in results),
+    )
+
+
 def _visible_batches(log: CommitLog, run_key: str, head: Head) -> list[int]:
     commits = [] if head.outcome is None else visible_commits(log, run_key, head.outcome)
     return [outcome.version for outcome in commits if outcome.has_rows]
 
 
-def _is_complete(log: CommitLog, run_key: str) -> bool:
+def is_complete(log: CommitLog, run_key: str) -> bool:
     """Return whether the run is complete, even if another run has since left an open version or pending publishes."""
     if log.read_pipeline() is None:
         return False

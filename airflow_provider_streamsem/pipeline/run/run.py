@@ -33,7 +33,9 @@ from airflow_provider_streamsem.errors import (
 from airflow_provider_streamsem.partitions import SOURCE_TIME, WATERMARK
 from airflow_provider_streamsem.pipeline.maintenance.abort import advise_abort
 from airflow_provider_streamsem.pipeline.maintenance.alter import alter
+from airflow_provider_streamsem.pipeline.run.corrections import repinned
 from airflow_provider_streamsem.pipeline.run.plan import Corrections, plan_batch
+from airflow_provider_streamsem.pipeline.run.plan_interval import replanned_pins
 from airflow_provider_streamsem.pipeline.run.plan_reprocess import (
     abort_reprocessing,
     check_record_count,
@@ -65,7 +67,6 @@ from airflow_provider_streamsem.pipeline.versions.publish import publish
 from airflow_provider_streamsem.pipeline.versions.result import RunResult, empty_result, run_result
 from airflow_provider_streamsem.protocol import invariants
 from airflow_provider_streamsem.protocol.entries import CompleteTime, FailedGate, Json, Outcome, Plan, StagedManifest
-from airflow_provider_streamsem.protocol.kinds.batch import Batch
 from airflow_provider_streamsem.protocol.kinds.reprocess import Reprocess
 from airflow_provider_streamsem.protocol.procedures import (
     OpenVersion,
@@ -117,10 +118,11 @@ def run_batch(
     """
     text("run_key", run_key)
     flag("drain", drain)
+    _refuse_intervals(pipeline)
     with telemetry.phase("run", pipeline=pipeline.name, run_key=run_key):
         logger.info("guarantee: %s (`streamsem explain` says why)", guarantee(pipeline).named)
         log = log or commit_log_at(pipeline.log)
-        _alter_from(pipeline, log, alter_from)
+        alter_before_run(pipeline, log, alter_from)
         run = Run(bind(pipeline, log), run_key, engine, announces=announces)
         return run.complete(partial(plan_batch, run.bound, run.planner, run_key=run_key, drain=drain))
 
@@ -141,14 +143,24 @@ def plan_run(
     """
     text("run_key", run_key)
     flag("drain", drain)
+    _refuse_intervals(pipeline)
     with telemetry.phase("run", pipeline=pipeline.name, run_key=run_key):
         log = log or commit_log_at(pipeline.log)
-        _alter_from(pipeline, log, alter_from)
+        alter_before_run(pipeline, log, alter_from)
         run = Run(bind(pipeline, log), run_key)
         return run.plan_only(partial(plan_batch, run.bound, run.planner, run_key=run_key, drain=drain))
 
 
-def _alter_from(pipeline: Pipeline, log: CommitLog, alter_from: str | None) -> None:
+def _refuse_intervals(pipeline: Pipeline) -> None:
+    if pipeline.intervals:
+        raise InvalidError(
+            "a run of this pipeline requires an interval; nothing was written", pipeline=pipeline.name
+        ).advising(
+            'set interval="data_interval" of the operator, or give the command `streamsem run` the option --interval START/END.'
+        )
+
+
+def alter_before_run(pipeline: Pipeline, log: CommitLog, alter_from: str | None) -> None:
     """Alter the log if the spec's immutable fields differ from those of the log, and replace those with the config ``alter_from``."""
     if alter_from is not None and log.find_head().binding_spec not in (None, pipeline.spec_sha256):
         alter(pipeline, alter_from=alter_from, log=log)
@@ -246,7 +258,7 @@ class Run:
             exists = log.outcome(requested) is not None
             is_same = exists and log.find_root(plan.work.replaces) == log.find_root(requested)
         else:
-            is_same = isinstance(plan.work, Batch) and requested is None
+            is_same = plan.work.reads_new_records and requested is None
         if not is_same:
             raise InvalidError(
                 "the run key belongs to another run of this pipeline; this call wrote nothing",
@@ -534,7 +546,7 @@ class Run:
         kept = [] if head.outcome is None else log.remaining_versions(head.outcome)
         versions = (version for each in reversed(kept) for version in reversed(each) if version < before)
         outcomes = (log.closed_outcome(version) for version in versions)
-        return [*islice((each for each in outcomes if isinstance(each.work, Batch)), count)]
+        return [*islice((each for each in outcomes if each.work is not None and each.work.reads_new_records), count)]
 
     def _failed_gates(self, produced: Produced, version: int) -> tuple[FailedGate, ...]:
         """Return the conditions of gates that the staged rows do not satisfy. If one of them has the action ``fail``, the attempt fails."""
@@ -603,6 +615,13 @@ def _held_by_gates(attempt: StagedManifest) -> HeldByGateError:
     )
 
 
+def _replanned(planner: Planner, bound: BoundPipeline, replaced: Plan) -> Json:
+    """A gap has no records that could be read again."""
+    return (
+        repinned(bound, replaced) if replaced.gaps or not replaced.ranges else replanned_pins(bound, planner, replaced)
+    )
+
+
 def run_reprocessing(
     bound: BoundPipeline,
     version: int,
@@ -611,15 +630,19 @@ def run_reprocessing(
     *,
     announces: bool,
     current_lookups: bool = False,
+    reads_again: bool = False,
 ) -> RunResult:
     """
-    Reprocess a committed version. If an attempt fails, the version is aborted, so that it blocks no other run (W22). A retry plans it again.
+    Reprocess a committed version. ``reads_again``: from the records that the source has now in the ranges of the version.
+
+    If an attempt fails, the version is aborted, so that it blocks no other run (W22). A retry plans it again.
 
     If the store did not report a result, the version stays open: an attempt may be complete, and the retry commits it. The head must be confirmed (W24).
     """
     try:
         run = Run(bound, run_key, engine, announces=announces, reprocesses=version)
-        return run.complete(partial(plan_reprocess, bound, version, run_key, current_lookups))
+        repin = partial(_replanned, run.planner) if reads_again else repinned
+        return run.complete(partial(plan_reprocess, bound, version, run_key, current_lookups, repin=repin))
     except UnavailableError:
         raise
     except Exception as error:

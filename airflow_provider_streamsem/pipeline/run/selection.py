@@ -11,6 +11,7 @@ from airflow_provider_streamsem.arguments import integer
 from airflow_provider_streamsem.commitlog.log import CommitLog, commit_log_at
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
 from airflow_provider_streamsem.partitions import NULL
+from airflow_provider_streamsem.pipeline.run.corrections import repinned
 from airflow_provider_streamsem.pipeline.run.plan_reprocess import check_state, refuse_sinks
 from airflow_provider_streamsem.pipeline.spec.binding import BoundPipeline, existing_record, read_head
 from airflow_provider_streamsem.pipeline.spec.location import with_log_location
@@ -18,7 +19,7 @@ from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.pipeline.versions.closing_times import first_closed_after
 from airflow_provider_streamsem.protocol.entries import Outcome, Plan
 from airflow_provider_streamsem.protocol.keys import N
-from airflow_provider_streamsem.protocol.kinds.batch import Batch
+from airflow_provider_streamsem.protocol.kinds.interval import Interval, text_of
 from airflow_provider_streamsem.protocol.offsets import Ranges
 from airflow_provider_streamsem.protocol.view import Head, add_counts
 
@@ -102,6 +103,15 @@ def parse_offsets(texts: Sequence[str]) -> Ranges:
     return dict(parsed)
 
 
+def check_selection(pipeline: Pipeline, selection: Selection) -> None:
+    """Refuse a selection by partitions if the pipeline does not record them."""
+    if selection.partitions is not None and pipeline.partitions is None and not pipeline.intervals:
+        raise InvalidError(
+            "the pipeline has neither `partitions` nor `intervals`, so no version is in a partition; nothing was written",
+            pipeline=pipeline.name,
+        ).advising("select the versions by their numbers, times or offsets.")
+
+
 def select(log: CommitLog, head: Head, selection: Selection) -> list[int]:
     """
     Return the committed batches of a selection whose rows are visible, in ascending order. A batch that was reprocessed is one batch.
@@ -125,19 +135,22 @@ def _selected(log: CommitLog, head: Head, selection: Selection) -> Iterator[tupl
         if not any(lowest <= version <= highest for lowest, highest in spans):
             continue
         plan, outcome = log.closed_version(version)
-        if not (isinstance(plan.work, Batch) and outcome.committed and _overlaps(plan.ranges, selection.offsets)):
+        if not (plan.work.reads_new_records and outcome.committed and _overlaps(plan.ranges, selection.offsets)):
             continue
-        if selection.partitions is None or _wrote(log, head, version, selection.partitions):
+        if selection.partitions is None or _selected_partitions(log, head, plan, selection.partitions):
             yield plan, outcome
 
 
-def _wrote(log: CommitLog, head: Head, version: int, partitions: tuple[str, str]) -> bool:
-    """Return whether the visible rows of a batch are in one of the partitions."""
-    current = log.find_current(version, head)
-    assert current is not None  # the version is not rolled back
+def _selected_partitions(log: CommitLog, head: Head, plan: Plan, partitions: tuple[str, str]) -> list[str]:
+    """Return those of some partitions that have visible rows of a version. An interval is in the partitions in which it starts, in UTC."""
+    if isinstance(plan.work, Interval):
+        written = [text_of(plan.work.start_ms)]
+    else:
+        current = log.find_current(plan.version, head)
+        assert current is not None  # the version is not rolled back
+        written = [key for key in log.closed_outcome(current).time_partitions if key != NULL]
     first, last = partitions
-    written = log.closed_outcome(current).time_partitions
-    return any(first <= key[: len(first)] and key[: len(last)] <= last for key in written if key != NULL)
+    return sorted(key for key in written if first <= key[: len(first)] and key[: len(last)] <= last)
 
 
 def _overlaps(ranges: Ranges, wanted: Ranges) -> bool:
@@ -162,7 +175,8 @@ class BlastRadius:
     What reprocessing the selected batches would read and replace.
 
     :param counts: the sums of their row counts, by name
-    :param refused: version → why it cannot be reprocessed
+    :param partitions: partition that was selected → the versions that have visible rows of it. For intervals: their start
+    :param refused: version → why it cannot be reprocessed, such as records that the source has deleted
     :param kept: with state: the number of later batches that are not selected. They are not recomputed, although they build on the state after the first
         selected one. ``None`` without state
     :param downstream: URL of the log of another pipeline → the number of its batches that have read rows of the selected ones
@@ -171,6 +185,7 @@ class BlastRadius:
     versions: tuple[int, ...]
     counts: Mapping[str, int]
     sinks: Mapping[str, Replacement]
+    partitions: Mapping[str, tuple[int, ...]]
     refused: Mapping[int, str]
     kept: int | None
     downstream: Mapping[str, int]
@@ -180,8 +195,13 @@ class BlastRadius:
 def preview_reprocess(
     pipeline: Pipeline, selection: Selection, *, downstream: Sequence[str] = (), log: CommitLog | None = None
 ) -> BlastRadius:
-    """Return what reprocessing a selection would read and replace. Writes nothing, reads no record. ``downstream``: logs of pipelines that read this one."""
+    """
+    Return what reprocessing a selection would read and replace. Writes nothing, and reads no record. Asks the source whether it still has the records.
+
+    :param downstream: logs of pipelines that read this one
+    """
     refuse_sinks(pipeline)
+    check_selection(pipeline, selection)
     log = log or commit_log_at(pipeline.log)
     record = existing_record(pipeline, log)
     head = log.confirm_head(read_head(pipeline, log))
@@ -189,6 +209,7 @@ def preview_reprocess(
     versions: list[int] = []
     counts: dict[str, int] = {}
     sinks = dict.fromkeys(pipeline.sinks, Replacement())
+    partitions: dict[str, tuple[int, ...]] = {}
     refused: dict[int, str] = {}
     commits: set[int] = set()
     for plan, _ in _selected(log, head, selection):
@@ -205,9 +226,13 @@ def preview_reprocess(
                 before.files + len(files),
                 before.bytes + sum(file.bytes for file in files),
             )
+        if selection.partitions is not None:
+            for key in _selected_partitions(log, head, plan, selection.partitions):
+                partitions[key] = (*partitions.get(key, ()), plan.version)
         try:
             assert head.outcome is not None  # a version is committed
             check_state(bound, current, outcome, head.outcome)
+            _check_source(bound, log.closed_version(current)[0])
         except StreamsemError as error:
             refused[plan.version] = str(error)
     has_later = pipeline.state is not None and versions
@@ -216,10 +241,17 @@ def preview_reprocess(
         versions=tuple(versions),
         counts=counts,
         sinks=sinks,
+        partitions=dict(sorted(partitions.items())),
         refused=refused,
         kept=None if pipeline.state is None else len({*later} - {*versions}),
         downstream={url: _reading(url, record.pipeline_uuid, commits) for url in downstream},
     )
+
+
+def _check_source(bound: BoundPipeline, plan: Plan) -> None:
+    """Check that the source still has the records of a plan."""
+    source = bound.pipeline.source
+    source.check_pins(source.read_pins(repinned(bound, plan)), was_read=False)
 
 
 def _reading(url: str, pipeline_uuid: str, commits: set[int]) -> int:

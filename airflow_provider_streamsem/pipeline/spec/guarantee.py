@@ -43,6 +43,12 @@ class Guarantee:
         return "\n".join([self.named, *(f"  - {reason}" for reason in self.reasons)])
 
 
+_INTERVALS = (
+    "intervals: each record is in at most one interval, and no record between two intervals that follow each other is left out. The first of them that runs "
+    "determines the offset at which one ends and the next begins, so a record that arrives in the source after its interval was read is in a later one"
+)
+
+
 class _Pipeline(Protocol):
     """The parts of a ``Pipeline`` that determine its guarantee."""
 
@@ -63,6 +69,8 @@ class _Pipeline(Protocol):
     @property
     def state(self) -> State | None: ...
     @property
+    def intervals(self) -> bool: ...
+    @property
     def sinks_outside_log(self) -> Any: ...
 
 
@@ -75,6 +83,8 @@ def guarantee(pipeline: _Pipeline) -> Guarantee:
     reasons = [
         "a durable plan records the offset ranges before the first row is read, and every attempt reads exactly these ranges"
     ]
+    if pipeline.intervals:
+        reasons.append(_INTERVALS)
     reasons += [f"source: {reason}" for reason in pipeline.source.reasons]
     for name, lookup in sorted(pipeline.lookups.items()):
         reasons += [f"lookup {name}: {reason}" for reason in lookup.reasons]
@@ -131,6 +141,7 @@ def _path_label(source: str, sink: str) -> str:
 
 def _conditions(pipeline: _Pipeline) -> str:
     conditions = [pipeline.source.conditions]
+    conditions += ["within the intervals"] if pipeline.intervals else []
     conditions += [part.conditions for part in (pipeline.dedup, pipeline.state) if part is not None]
     conditions += dict.fromkeys(sink.conditions for _, sink in sorted(pipeline.sinks.items()))
     depends_on_order = any(sink.is_sequenced for sink in pipeline.sinks.values())

@@ -61,6 +61,8 @@ class Pipeline:
     :param expect: name of a rule → :class:`Expect`, for the records that pass ``where``. Rules for the rows of a sink are an argument of the sink
     :param gates: conditions for the staged rows of a batch. If one does not hold, the batch fails, is held for a user, or causes a warning
     :param partitions: the partitions of the rows by event time, and when they are complete
+    :param intervals: whether each version reads the records that arrived in one period of time, such as the data interval of a DAG run, in any order of the
+        periods. Default: each version continues at the offsets where the one before it ended
     :param rows: ``"filter"`` declares that the transform returns exactly one row for each input row, for every sink. Every attempt then checks that
         parsed = filtered + dropped + duplicates + written. ``"any"``: the pipeline declares nothing about the transform's row count
     :param state: settings of the state that the transform keeps across batches. The transform then receives a streaming DataFrame. Requires classic Spark 4.1
@@ -87,6 +89,7 @@ class Pipeline:
     expect: Mapping[str, Expect] = field(default_factory=dict)
     gates: Sequence[Gate] = ()
     partitions: Partitions | None = None
+    intervals: bool = False
     rows: str = "any"
     dedup: Dedup | None = None
     state: State | None = None
@@ -130,6 +133,7 @@ class Pipeline:
             raise InvalidError("dedup must be a Dedup", given=type(self.dedup).__name__)
         self._check_state()
         self._check_corrections()
+        self._check_intervals()
         if not isinstance(self.limits, Limits):
             raise InvalidError("limits must be a Limits", given=type(self.limits).__name__)
         unsupported = [
@@ -276,6 +280,26 @@ class Pipeline:
             summary = 'on_reprocess="reprocess" must replace rows, and these sinks cannot replace published rows'
             raise InvalidError(summary, pipeline=self.name, sinks=fixed, accepted=accepted)
 
+    def _check_intervals(self) -> None:
+        """Refuse what depends on the order of the batches, because intervals are read in any order, and sources that cannot read them."""
+        if not arguments.flag("intervals", self.intervals):
+            return
+        unable = [name or "source" for name, source in self.source.parts.items() if not source.reads_intervals]
+        if unable:
+            raise InvalidError("these sources cannot read intervals", sources=unable).advising(
+                "leave out `intervals`: each run then reads what is new. To run a DAG once for each complete hour or day, set `partitions`."
+            )
+        given = [name for name in ("state", "partitions") if getattr(self, name) is not None]
+        given += ["dedup"] if self.dedup is not None and self.dedup.keeps_state else []
+        given += [f"limits.{name}" for name in LIMITS if getattr(self.limits, name) is not None]
+        given += [f"sinks.{name}" for name, sink in sorted(self.sinks.items()) if sink.is_sequenced]
+        if given:
+            raise InvalidError(
+                "these arguments require versions in the order of the source, and intervals are read as a whole and in any order",
+                given=given,
+                accepted="a pipeline without them, or without `intervals`",
+            )
+
     def _check_replaced_rows(self) -> None:
         """Refuse two sinks with the same table and version column: each would replace the rows of the other."""
         owners: dict[str, str] = {}
@@ -384,6 +408,7 @@ class Pipeline:
             "sinks": {name: sink.immutable_config() for name, sink in self.sinks.items()},
         }
         config = config if self.dedup is None else {**config, "dedup": list(self.dedup.keys)}
+        config = {**config, "intervals": True} if self.intervals else config
         return config if self.state is None else {**config, "state": {"output_mode": self.state.output_mode}}
 
     def to_json(self) -> Json:
@@ -399,6 +424,7 @@ class Pipeline:
             **({"expect": plain(self.expect)} if self.expect else {}),
             **({} if self.partitions is None else {"partitions": plain(self.partitions)}),
             **({"gates": [gate.to_json() for gate in self.gates]} if self.gates else {}),
+            **({"intervals": True} if self.intervals else {}),
             "rows": self.rows,
             **self._source_arguments,
             **(

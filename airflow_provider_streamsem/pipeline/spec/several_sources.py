@@ -110,6 +110,10 @@ class SeveralSources(Source):
             added[name] = offsets
         return _prefixed(added)
 
+    @property
+    def reads_intervals(self) -> bool:
+        return all(source.reads_intervals for source in self.parts.values())
+
     def offsets_for_time_in(self, log: CommitLog, at_ms: int) -> Offsets:
         found: dict[str, Offsets] = {}
         for name, source in self.parts.items():

@@ -106,6 +106,7 @@ def commit_outcome(log: CommitLog, head: OpenHead, staged: StagedManifest | None
         "markers": work.markers_after(head.before.markers),
         "publish": work.publish,
         "complete": None if base is None else base.complete,
+        "intervals": work.intervals_after(() if base is None else base.intervals),
     }
     if staged is not None:
         changes |= {"attempt_id": staged.attempt_id, "staged_ms": staged.staged_ms}
@@ -159,6 +160,7 @@ def _outcome(log: CommitLog, head: OpenHead, work: Kind | None, state: Json, **c
         "attempt_id": None,
         "schemas": {} if before is None else before.schemas,
         "complete": None if before is None else before.complete,
+        "intervals": () if before is None else before.intervals,
         "newest": invariants.newest_after(plan, before=before, committed=committed),
         "next": invariants.next_after(plan, before=head.next, committed=committed),
         "hint": head.hint,

@@ -62,6 +62,7 @@ class RunResult:
     :param versions: ``[start, end)``. This result or an earlier one announces every committed version in this range
     :param complete_partitions: with ``partitions``: the starts of the partitions by event time that became complete in ``versions``, such as
         ``2026-01-31T05:00:00``, in ascending order
+    :param interval: the start and the end of the interval that the run has read, such as ``2026-01-31T05:00:00+00:00``; empty without one
     :param completed: versions of other runs that this result announces, in ascending order, at most the newest 20. ``counts`` excludes their rows
     """
 
@@ -77,6 +78,11 @@ class RunResult:
     versions: tuple[int, int]
     completed: tuple[CompletedVersion, ...] = ()
     complete_partitions: tuple[str, ...] = ()
+    interval: tuple[str, ...] = ()
+
+    def with_interval(self, interval: tuple[str, str]) -> RunResult:
+        """Return the result of a run that has read an interval."""
+        return replace(self, interval=interval)
 
     def to_json(self) -> Json:
         """Return the result as JSON, small enough for XCom and asset events."""

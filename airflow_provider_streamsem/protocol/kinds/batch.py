@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from airflow_provider_streamsem.errors import LogDamagedError
 from airflow_provider_streamsem.protocol import offsets
 from airflow_provider_streamsem.protocol.entries import Kind, Outcome, Plan
 from airflow_provider_streamsem.protocol.offsets import Offsets
@@ -29,6 +30,10 @@ class Batch(Kind):
 
     def check_plan(self, plan: Plan, *, before: Outcome | None, next: Offsets) -> None:
         """Check that the ranges start at the offsets before the plan, and that only a plan without ranges has a watermark (I4)."""
+        if before is not None and before.intervals:
+            raise LogDamagedError(
+                "a batch follows a version that read an interval", invariant="I28", version=plan.version
+            )
         if plan.watermark_ms is not None and plan.ranges:
             summary = (
                 "a plan has both ranges and a watermark; only a no-data batch, which has no ranges, may set a watermark"

@@ -69,7 +69,7 @@ class Rollback(Kind):
             what = "a rollback returns to a version that was rolled back or does not exist"
             raise self.damaged(what, plan.version)
         expected = {partition: offsets.position(restored.next, partition) for partition in self.next}
-        names = ("state", "schemas", "watermark_ms") if outcome is not None and outcome.committed else ()
+        names = ("state", "schemas", "watermark_ms", "intervals") if outcome is not None and outcome.committed else ()
         is_restored = all(getattr(outcome, name) == getattr(restored, name) for name in names)
         if not (self.next == expected and is_restored and dict(self.counts) == dict(earlier.counts_after(self.to))):
             summary = "a rollback does not match the version to which it returns"
