@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from tests.model.state import Budget
 
-SINGLE, DRAIN, REPROCESS_RUN, ROLLBACK_RUN, ALTER_RUN, COMPACTION, EXPIRY = (
+SINGLE, DRAIN, REPROCESS_RUN, ROLLBACK_RUN, ALTER_RUN, COMPACTION, EXPIRY, INTERVAL_RUN = (
     "single",
     "drain",
     "reprocess",
@@ -14,8 +14,10 @@ SINGLE, DRAIN, REPROCESS_RUN, ROLLBACK_RUN, ALTER_RUN, COMPACTION, EXPIRY = (
     "alter",
     "compaction",
     "expiry",
+    "interval",
 )
 TXN, ALO, AMO = "transactional", "at-least-once", "at-most-once"
+INTERVAL_LENGTH = 3  # offsets; so the late records of the source, one or two, move a boundary within an interval
 DRAIN_LENGTH = 5  # three batches of two offsets each, the last truncated by the target
 
 
@@ -26,8 +28,9 @@ class Actor:
 
     :param run: the run of the process
     :param kind: the kind of the run
-    :param size: offsets per batch
-    :param of: the index of the commit that a reprocessing run reprocesses, or to which a rollback returns; how many versions before the head an expiry keeps
+    :param size: offsets per batch; for an interval, how many late records the source has before each time when the process asks
+    :param of: the index of the commit that a reprocessing run reprocesses, or to which a rollback returns; how many versions before the head an expiry keeps;
+        the number of the interval that is read
     :param config: the immutable fields of its spec: 0 before the alter, 1 after it
     :param after: the process starts only after this run has completed; -1: at any time
     """
@@ -96,6 +99,12 @@ FL = Actor("FL", 13, EXPIRY, of=1, after=16)
 KF = Actor("KF", 11, COMPACTION, after=13)
 
 
+I0 = Actor("I0", 19, INTERVAL_RUN, size=0)
+I1 = Actor("I1", 20, INTERVAL_RUN, of=1)
+I2 = Actor("I2", 21, INTERVAL_RUN, size=2, of=2)
+I1_LATER = Actor("I1'", 20, INTERVAL_RUN, size=2, of=1)
+
+
 def _scope(
     actors: tuple[Actor, ...], sinks: tuple[str, ...] = (), *, states: int, **others: int | bool
 ) -> Configuration:
@@ -153,6 +162,12 @@ SMALL: dict[str, Configuration] = {
     "expire_twice": _scope((D, G, F, H), states=124),
     "expire_bound": _scope((D, G, L, FL, KF, RL), vacuums=1, states=353),
     "expire_abort": _scope((D, G, H), aborts=1, vacuums=1, states=226),
+    "interval": _scope((I0, I1, I2), states=10_257),
+    "interval_retry": _scope((I1, I1_LATER), crashes=1, aborts=1, states=8_346),
+    "interval_unknown": _scope((I0, I1), unknown=1, aborts=1, states=5_475),
+    "interval_reprocess": _scope((I0, I1, R), states=6_350),
+    "interval_rollback": _scope((I0, I1, U), clears=1, states=9_694),
+    "interval_txn": _scope((I0, I1), (TXN,), unknown=1, states=1_501),
     "txn": _scope((A, B), (TXN,), unknown=1, states=1_501),
     "txn_retry": _scope((A, A), (TXN,), unknown=1, crashes=1, aborts=1, states=7_386),
     "skip": _scope((A, A), (TXN,), unknown=1, crashes=1, clears=1, skips=1, states=3_366),
@@ -205,6 +220,9 @@ EXHAUSTIVE: dict[str, Configuration] = {
     "rollback_txn_twins": _scope((A, B, U, U), (TXN,), states=77_375),
     "rollback_txn_reprocess": _scope((D, R, U), (TXN,), states=45_759),
     "rollback_txn_twice": _scope((D, U, V), (TXN,), skips=1, states=108_901),
+    "interval_retry_wide": _scope((I0, I1, I1_LATER), crashes=1, states=90_715),
+    "interval_wide": _scope((I0, I1, I2), unknown=1, aborts=1, states=400_530),
+    "interval_rollback_wide": _scope((I0, I1, I2, U), states=225_741),
     "alter_wide": _scope((A, N, X), unknown=1, crashes=1, aborts=1, states=206_594),
     "alter_drain": _scope((D, N, X), crashes=1, states=74_827),
     "alter_reprocess": _scope((A, R, M, X), states=24_788),

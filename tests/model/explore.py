@@ -12,7 +12,7 @@ from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from tests.model.predicates import RETURNED, STEPS, STORED
+from tests.model.predicates import OF_PROCESSES, RETURNED, STEPS, STORED
 from tests.model.protocol import Protocol
 from tests.model.state import COMPLETED, NONE, Label, State
 
@@ -127,9 +127,10 @@ class Explorer:
         return None
 
     def _step_violation(self, before: State, after: State) -> tuple[str, str] | None:
-        if before[:3] == after[:3]:
-            return None
+        are_stored = before[:3] != after[:3]
         for name, predicate in STEPS.items():
+            if not are_stored and name not in OF_PROCESSES:
+                continue
             message = "" if name in self.unchecked else predicate(before, after, self.protocol.configuration)
             if message:
                 return name, message

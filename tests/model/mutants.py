@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.model import (
     mutants_alter,
     mutants_expire,
+    mutants_interval,
     mutants_publish,
     mutants_reprocess,
     mutants_rewrite,
@@ -23,6 +24,7 @@ __all__ = ["MUTANTS", "MutantEntry", "find_violation"]
 _MODULES = (
     mutants_alter,
     mutants_expire,
+    mutants_interval,
     mutants_publish,
     mutants_reprocess,
     mutants_rewrite,

@@ -8,8 +8,18 @@ I10 is a property of the whole graph and is in ``explore.py``.
 from __future__ import annotations
 
 from collections.abc import Callable
+from itertools import pairwise
 
-from tests.model.configurations import ALTER_RUN, COMPACTION, EXPIRY, REPROCESS_RUN, ROLLBACK_RUN, TXN, Configuration
+from tests.model.configurations import (
+    ALTER_RUN,
+    COMPACTION,
+    EXPIRY,
+    INTERVAL_RUN,
+    REPROCESS_RUN,
+    ROLLBACK_RUN,
+    TXN,
+    Configuration,
+)
 from tests.model.state import (
     ALTER,
     APPLIED,
@@ -17,6 +27,8 @@ from tests.model.state import (
     COMPLETED,
     DONE,
     EXPIRE,
+    INTERVAL,
+    LOCATE,
     NO_STATE,
     NONE,
     REPROCESS,
@@ -47,7 +59,14 @@ from tests.model.state import (
     visible,
 )
 
-KINDS = {REPROCESS_RUN: REPROCESS, ROLLBACK_RUN: ROLLBACK, ALTER_RUN: ALTER, COMPACTION: REWRITE, EXPIRY: EXPIRE}
+KINDS = {
+    REPROCESS_RUN: REPROCESS,
+    ROLLBACK_RUN: ROLLBACK,
+    ALTER_RUN: ALTER,
+    COMPACTION: REWRITE,
+    EXPIRY: EXPIRE,
+    INTERVAL_RUN: INTERVAL,
+}
 """Kind of a run → kind of its versions. All other runs plan batches."""
 
 Predicate = Callable[[State, Configuration], str]
@@ -213,7 +232,8 @@ def i19(s: State, _: Configuration) -> str:
             return f"version {n} of a drain has target {plan.target}, the first target of its run is {target}"
         if plan.target != NONE and not plan.start < plan.end <= plan.target:
             return f"version {n} of a drain plans [{plan.start}, {plan.end}), its target is {plan.target}"
-        if plan.target == NONE and has_committed and committed(version):
+        is_repeated = plan.kind == INTERVAL and plan.j and pointer(s, plan.run, plan.j - 1) not in kept(s.log, n - 1)
+        if plan.target == NONE and has_committed and committed(version) and not is_repeated:
             return f"version {n} is the second commit of its run key"
         runs[plan.run] = target, has_committed or committed(version)
     return ""
@@ -280,6 +300,36 @@ def i24(s: State, _: Configuration) -> str:
             return f"version {n} is a {plan.kind} and names the oldest readable version {plan.oldest}"
         if plan.kind == EXPIRE and not before < plan.oldest < n:
             return f"version {n} makes {plan.oldest} the oldest readable version, before it is {before}"
+    return ""
+
+
+def i28(s: State, _: Configuration) -> str:
+    """
+    The intervals of an outcome are those whose rows are visible. No record is in two of them, and none is between two that follow each other.
+    """
+    for n, version in enumerate(s.log):
+        if version.outcome is None:
+            continue
+        roots = sorted({root_of(s.log, m) for m in visible(s.log, n)})
+        plans = [s.log[root].plan for root in roots]
+        read = sorted((plan.interval, plan.start, plan.end) for plan in plans if plan.kind == INTERVAL)
+        if [*version.outcome.intervals] != read:
+            return f"the intervals of Outcome({n}) are {version.outcome.intervals}, those of the visible rows {read}"
+        for (number, _, end), (following, start, _) in pairwise(read):
+            if number == following or end > start or (number + 1 == following and end != start):
+                return f"at version {n}, interval {number} ends at {end}, and interval {following} begins at {start}"
+    return ""
+
+
+def w53(before: State, after: State, c: Configuration) -> str:
+    """
+    A run that begins after a rollback of its interval does not return the version that was rolled back. A run may return a version that is rolled back while it
+    commits it.
+    """
+    for i, (old, new) in enumerate(zip(before.processes, after.processes, strict=True)):
+        is_found = c.actors[i].kind == INTERVAL_RUN and old.at == LOCATE and new.at == COMPLETED
+        if is_found and new.n not in kept(after.log, max(old.n, new.n)):
+            return f"process {i} returned the interval of version {new.n}, which was rolled back"
     return ""
 
 
@@ -436,9 +486,12 @@ STORED: dict[str, Predicate] = {
     "I21": i21,
     "I23": i23,
     "I24": i24,
+    "I28": i28,
     "W28": w28,
     "W35": w35,
     "V7": v7,
 }
 RETURNED: dict[str, Predicate] = {"I12": i12}
-STEPS: dict[str, Callable[[State, State, Configuration], str]] = {"I1": i1, "I15": i15}
+STEPS: dict[str, Callable[[State, State, Configuration], str]] = {"I1": i1, "I15": i15, "W53": w53}
+OF_PROCESSES = frozenset({"W53"})
+"""The predicates of :data:`STEPS` that compare processes. The others compare what is stored."""

@@ -13,7 +13,15 @@ from typing import NamedTuple, TypeAlias
 from airflow_provider_streamsem.protocol.kinds.move import Move as MoveKind
 from airflow_provider_streamsem.protocol.kinds.registry import KINDS as REGISTRY
 
-BATCH, REPROCESS, ROLLBACK, ALTER, REWRITE, EXPIRE = "batch", "reprocess", "rollback", "alter", "rewrite", "expire"
+BATCH, REPROCESS, ROLLBACK, ALTER, REWRITE, EXPIRE, INTERVAL = (
+    "batch",
+    "reprocess",
+    "rollback",
+    "alter",
+    "rewrite",
+    "expire",
+    "interval",
+)
 KINDS = {kind: declared for kind, declared in REGISTRY.items() if kind != MoveKind.kind}
 """The kinds of versions, as the package declares them. So the model cannot differ from the package in what a kind has."""
 WITHOUT_ATTEMPT = tuple(kind for kind in KINDS if not KINDS[kind].stages)
@@ -53,7 +61,7 @@ class Plan(NamedTuple):
     Plan(n); ``replaces`` is the version whose files a reprocessing run replaces, ``to`` the version to which a rollback returns.
 
     ``config`` are the immutable fields of the planner's spec: 0 before the alter, 1 after it. ``commits`` are those whose rows a rewrite stores again.
-    ``oldest`` is the oldest version that stays readable after an expiry.
+    ``oldest`` is the oldest version that stays readable after an expiry. ``interval`` is the number of the interval that is read.
     """
 
     kind: str
@@ -67,12 +75,13 @@ class Plan(NamedTuple):
     config: int = 0
     commits: tuple[int, ...] = ()
     oldest: int = NONE
+    interval: int = NONE
 
 
 class Outcome(NamedTuple):
     """
     Outcome(n); ``replaces`` is the version whose files it hides. A rollback hides the files of the versions after ``to``. ``state`` is the operators' state
-    after the version: the version and the attempt that wrote it.
+    after the version: the version and the attempt that wrote it. ``intervals`` are those that were read: number, start and end offset, in ascending order.
 
     Only one mutant sets ``writer``: the process that created the outcome.
     """
@@ -84,6 +93,7 @@ class Outcome(NamedTuple):
     writer: int = 0
     state: tuple[int, int] = NO_STATE
     to: int = NONE
+    intervals: tuple[tuple[int, int, int], ...] = ()
 
 
 class Attempt(NamedTuple):
@@ -187,6 +197,12 @@ def state_after(log: Log, n: int) -> tuple[int, int]:
     """``Outcome(n).state``; no state before version 0."""
     outcome = log[n].outcome if n >= 0 else None
     return NO_STATE if outcome is None else outcome.state
+
+
+def intervals_after(log: Log, n: int) -> tuple[tuple[int, int, int], ...]:
+    """``Outcome(n).intervals``; none before version 0."""
+    outcome = log[n].outcome if n >= 0 else None
+    return () if outcome is None else outcome.intervals
 
 
 def config_after(log: Log, n: int) -> int:

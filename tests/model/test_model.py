@@ -21,6 +21,7 @@ from tests.model.state import (
     COMMIT,
     COMPLETED,
     EXPIRE,
+    INTERVAL,
     KINDS,
     NONE,
     PLAN,
@@ -63,7 +64,7 @@ def test_every_mutant_is_caught(name: str) -> None:
 
 def test_model_has_every_kind_of_version_of_the_package() -> None:
     # An erasure is a rewrite and an expiry in one version; tests/pipeline/test_erase.py enumerates its requests and those of other writers.
-    assert {BATCH, REPROCESS, ROLLBACK, ALTER, REWRITE, EXPIRE} == {*KINDS} - {Erase.kind}
+    assert {BATCH, INTERVAL, REPROCESS, ROLLBACK, ALTER, REWRITE, EXPIRE} == {*KINDS} - {Erase.kind}
     assert {*WITHOUT_PUBLISH} == {*WITHOUT_ROWS} - {ROLLBACK, Erase.kind}, (
         "a rollback removes rows from sinks outside the log"
     )
@@ -169,8 +170,10 @@ def test_small_scopes_cover_all_faults_runs_and_sinks() -> None:
         "alter",
         "compaction",
         "expiry",
+        "interval",
     }
     scopes: list[Configuration] = list(CONFIGURATIONS.values())
     for scope in scopes:
-        assert len({actor.run for actor in scope.actors}) == len(set(scope.actors)), "a run key belongs to one run"
+        runs = {(actor.run, actor.kind, actor.of, actor.config, actor.after) for actor in scope.actors}
+        assert len({actor.run for actor in scope.actors}) == len(runs), "a run key belongs to one run"
     assert len({(c.actors, c.budget, c.sinks, c.stale, c.poison, c.keep) for c in scopes}) == len(scopes)

@@ -7,6 +7,8 @@ as one read at the time of the last. Each rule that a mutant breaks is a separat
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from tests.model.configurations import (
     ALTER_RUN,
     AMO,
@@ -14,6 +16,8 @@ from tests.model.configurations import (
     DRAIN,
     DRAIN_LENGTH,
     EXPIRY,
+    INTERVAL_LENGTH,
+    INTERVAL_RUN,
     REPROCESS_RUN,
     ROLLBACK_RUN,
     TXN,
@@ -31,6 +35,7 @@ from tests.model.state import (
     EXPIRE,
     HALF,
     HALFWAY,
+    INTERVAL,
     LIST_HEAD,
     LOCATE,
     MANIFEST,
@@ -60,6 +65,7 @@ from tests.model.state import (
     bound_commits,
     committed,
     config_after,
+    intervals_after,
     is_loadable,
     kept,
     newest_alter,
@@ -144,10 +150,16 @@ class Writer(Store):
 
     def is_result(self, s: State, i: int, head: int, n: int) -> bool:
         """Whether version n completes its run: a commit completes a single batch or a reprocessing run, a *head* at the target completes a drain."""
-        target = s.log[n].plan.target
+        plan, target = s.log[n].plan, s.log[n].plan.target
+        if plan.kind == INTERVAL and not self.remains(s, head, n):
+            return False
         return committed(s.log[n]) if target == NONE else next_after(s.log, head) >= target
 
-    # ---- plan (W13 to W15, W24, W25)
+    def remains(self, s: State, head: int, n: int) -> bool:
+        """Whether no rollback has removed an interval (W53)."""
+        return n in kept(s.log, head)
+
+    # ---- plan (W13 to W15, W24, W25, W51)
 
     def cut(self, s: State, i: int, head: int, j: int, target: int) -> Process:
         """Cut Plan(head + 1). The source grows before every poll, so that a target that is not frozen would change."""
@@ -164,6 +176,8 @@ class Writer(Store):
             return self.cut_rewrite(s, i, head, j)
         if actor.kind == EXPIRY:
             return self.cut_expiry(s, i, head, j)
+        if actor.kind == INTERVAL_RUN:
+            return self.cut_interval(s, i, head, j)
         if actor.kind == DRAIN:
             target = self.target_of(start, target)
             end = min(start + actor.size, target)
@@ -171,6 +185,24 @@ class Writer(Store):
             end = start + actor.size
         plan = Plan(BATCH, start, end, self.run_key(s, i), j, target, config=actor.config)
         return Process(PLAN, head + 1, memory=(plan,))
+
+    def cut_interval(self, s: State, i: int, head: int, j: int) -> Process:
+        """
+        Cut the plan of an interval (W51). The source answers with another offset for the same time to each process, because records arrive late.
+        """
+        actor = self.actors[i]
+        start, end = self.bounds(s, actor.of, head, lambda edge: INTERVAL_LENGTH * edge + actor.size)
+        plan = Plan(INTERVAL, start, end, actor.run, j, config=actor.config, interval=actor.of)
+        return Process(PLAN, head + 1, memory=(plan,))
+
+    def bounds(self, s: State, interval: int, head: int, offset_of: Callable[[int], int]) -> tuple[int, int]:
+        """The offsets between which an interval is read: those of its neighbors, or those of the source, but not beyond other intervals."""
+        read = intervals_after(s.log, head)
+        earlier, later = [each for each in read if each[0] < interval], [each for each in read if each[0] > interval]
+        lowest, highest = (earlier[-1][2] if earlier else 0), (later[0][1] if later else INTERVAL_LENGTH * 100)
+        start = lowest if earlier and earlier[-1][0] == interval - 1 else min(highest, max(lowest, offset_of(interval)))
+        end = highest if later and later[0][0] == interval + 1 else min(highest, offset_of(interval + 1))
+        return start, max(start, end)
 
     def is_refused(self, s: State, i: int, config: int) -> bool:
         """Whether the run fails, because it has other immutable fields than those of the log (W35). Only another spec, or an alter, helps."""
@@ -423,24 +455,38 @@ class Writer(Store):
         if plan.kind == ALTER:
             return self.alter_of(s, n)
         if plan.kind == EXPIRE:
-            return Outcome(COMMIT, NONE, next_after(s.log, n - 1), state=state_after(s.log, n - 1))
+            return Outcome(
+                COMMIT,
+                NONE,
+                next_after(s.log, n - 1),
+                state=state_after(s.log, n - 1),
+                intervals=intervals_after(s.log, n - 1),
+            )
         if x == ABORTING:
             return self.abort_of(s, n)
         if plan.kind == BATCH:
             return Outcome(COMMIT, x, plan.end, plan.replaces, state=(n, x))
-        return Outcome(COMMIT, x, next_after(s.log, n - 1), plan.replaces, state=state_after(s.log, n - 1))
+        state, intervals = state_after(s.log, n - 1), self.intervals_of(s, n)
+        return Outcome(COMMIT, x, next_after(s.log, n - 1), plan.replaces, state=state, intervals=intervals)
+
+    def intervals_of(self, s: State, n: int) -> tuple[tuple[int, int, int], ...]:
+        """The intervals after the commit of version n: those before it, and the one that it reads (W52)."""
+        plan, before = s.log[n].plan, intervals_after(s.log, n - 1)
+        return tuple(sorted([*before, (plan.interval, plan.start, plan.end)])) if plan.kind == INTERVAL else before
 
     def rollback_of(self, s: State, plan: Plan) -> Outcome:
         """The commit of a rollback: ``next`` and state are those after the version to which it returns (W31)."""
-        return Outcome(COMMIT, NONE, next_after(s.log, plan.to), state=state_after(s.log, plan.to), to=plan.to)
+        state, intervals = state_after(s.log, plan.to), intervals_after(s.log, plan.to)
+        return Outcome(COMMIT, NONE, next_after(s.log, plan.to), state=state, to=plan.to, intervals=intervals)
 
     def alter_of(self, s: State, n: int) -> Outcome:
         """The commit of an alter: ``next`` is unchanged, and the next version starts without the operators' state (W37)."""
-        return Outcome(COMMIT, NONE, next_after(s.log, n - 1), state=NO_STATE)
+        return Outcome(COMMIT, NONE, next_after(s.log, n - 1), state=NO_STATE, intervals=intervals_after(s.log, n - 1))
 
     def abort_of(self, s: State, n: int) -> Outcome:
         """The outcome of an abort. It changes no ``next`` and no state, and hides no files, also for a reprocessing run."""
-        return Outcome(ABORT, NONE, next_after(s.log, n - 1), state=state_after(s.log, n - 1))
+        state, intervals = state_after(s.log, n - 1), intervals_after(s.log, n - 1)
+        return Outcome(ABORT, NONE, next_after(s.log, n - 1), state=state, intervals=intervals)
 
     def outcome(self, s: State, i: int, process: Process) -> Steps:
         """Send Outcome(n)."""
