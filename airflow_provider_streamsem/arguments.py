@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
+import calendar
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from datetime import datetime, timedelta, timezone
+from datetime import datetime, timedelta
 from typing import Any
 
 from airflow_provider_streamsem.errors import InvalidError
-
-_EPOCH = datetime(1970, 1, 1, tzinfo=timezone.utc)
 
 _MOST_DIGITS = 20
 
@@ -109,7 +108,8 @@ def time_ms(name: str, value: object) -> int:
     if at is None or at.tzinfo is None:
         accepted = 'a time with a zone, such as "2026-01-31T12:00:00+00:00"'
         raise InvalidError(f"{name} must be a time with a zone", given=str(value)[:40], accepted=accepted)
-    return (at - _EPOCH) // timedelta(milliseconds=1)  # exact: a float would round some milliseconds down
+    # A float would round some milliseconds down, and differences of the times of Airflow cannot be divided.
+    return calendar.timegm(at.utctimetuple()) * 1000 + at.microsecond // 1000
 
 
 def timestamp(name: str, value: object) -> str:

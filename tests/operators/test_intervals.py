@@ -24,10 +24,10 @@ FIRST = datetime.fromtimestamp(FIRST_MS / 1000, tz=timezone.utc)
 
 def run_of(start: int, end: int, run_id: str = "r", **arguments: Any) -> dict[str, Any]:
     """Return the context of a task whose DAG run has the data interval of some files."""
-    bounds = {
-        "data_interval_start": FIRST + timedelta(milliseconds=start),
-        "data_interval_end": FIRST + timedelta(milliseconds=end),
-    }
+    import pendulum
+
+    times = {"data_interval_start": start, "data_interval_end": end}
+    bounds = {name: pendulum.instance(FIRST + timedelta(milliseconds=at)) for name, at in times.items()}
     return {**context(run_id, **arguments), **bounds}
 
 
