@@ -102,7 +102,7 @@ def runs_of(airflow: Airflow, dag: str) -> list[dict[str, Any]]:
     return found
 
 
-def wait_for(airflow: Airflow, what: str, poll: Callable[[], Any], seconds: float = 600) -> None:
+def wait_for(airflow: Airflow, what: str, poll: Callable[[], Any], seconds: float = 300) -> None:
     airflow.until(what, poll, seconds)
 
 

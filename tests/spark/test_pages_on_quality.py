@@ -1,10 +1,12 @@
-"""The pages on expectations, gates and partitions are followed on local files. Only locations differ from the pages."""
+"""The pages on expectations, gates, partitions, intervals and backfills are followed on local files. Only locations differ from the pages."""
 
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import sys
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -179,3 +181,50 @@ def test_file_of_a_pipeline_with_rules_is_loaded(tmp_path: Path) -> None:
         '[sinks.out]\ntype = "files"\npath = "/out"\n'
     )
     assert [*load_pipeline(str(tmp_path / "p.toml")).expect] == ['a "quoted" rule.']
+
+
+def test_pages_on_intervals_and_backfills(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], spark: SparkSession
+) -> None:
+    page = Page("intervals.md", tmp_path, monkeypatch)
+    for name, hour in (("1", 5), ("2", 7)):
+        page.arrives(name, {"id": hour, "at": f"2026-01-31T{hour:02}:30:00Z"})
+        at = datetime(2026, 1, 31, hour, 30, tzinfo=timezone.utc).timestamp()
+        os.utime(tmp_path / "lake" / "incoming" / "orders" / f"{name}.json", (at, at))
+    run, show, missing = page.commands()
+    assert page.run(run.replace("T05", "T07").replace("T06", "T08")) == 0
+    assert page.run(run) == 0
+    assert page.run(run) == 0
+    assert sorted(row.id for row in read_committed(spark, page.pipeline.log).collect()) == [5, 7]
+    capsys.readouterr()
+    assert page.run(show) == 0
+    states = [
+        [cell.strip() for cell in line.split("│")[1:-1]]
+        for line in capsys.readouterr().out.splitlines()
+        if "T0" in line
+    ]
+    assert [row[2:] for row in states] == [
+        ["orders 1", "read", "1", "2"],
+        ["", "missing", "", ""],
+        ["orders 1", "read", "0", "0"],
+    ]
+    assert page.run(missing) == 0
+    assert "T06:00:00+00:00" in (out := capsys.readouterr().out)
+    assert "T05" not in out
+    preview, reprocess = [
+        line
+        for block in blocks(PAGES / "backfill.md", "bash")
+        for line in block.splitlines()
+        if line.startswith("streamsem")
+    ]
+    for month in ("2026-01-30..2026-01-31", "2026-01"):
+        assert page.run(preview.replace("2026-10-01..2026-10-31", month)) == 0
+        out = capsys.readouterr().out
+        assert "2 versions are selected: 0-1" in out
+        assert "partition 2026-01-31T05:00:00+00:00: version 1" in out
+    (tmp_path / "lake" / "incoming" / "orders" / "2.json").unlink()
+    assert page.run(preview.replace("2026-10-01..2026-10-31", "2026-01-31")) == 0
+    assert "partition 2026-01-31T07:00:00+00:00: version 0; 0 cannot be reprocessed" in capsys.readouterr().out
+    assert page.run(reprocess.replace("2026-10-01..2026-10-31", "2026-01-31")) == 1
+    assert sorted(row.id for row in read_committed(spark, page.pipeline.log).collect()) == [5, 7]
+    assert main(["verify", "orders.toml"]) == 0
