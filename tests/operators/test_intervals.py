@@ -12,8 +12,8 @@ import pytest
 from airflow_provider_streamsem import PartitionCompleteSensor, ReprocessOperator
 from airflow_provider_streamsem.errors import InvalidError, UnavailableError
 from airflow_provider_streamsem.stores.memory import open_memory_store
+from tests.interval_fixture import FIRST_MS, IntervalFixture
 from tests.operators.task_calls import context, operator
-from tests.pipeline.test_intervals import FIRST_MS, IntervalFixture
 from tests.releases import since
 from tests.timed_fixture import DAYS, TimedFixture
 
