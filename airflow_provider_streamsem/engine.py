@@ -74,7 +74,7 @@ class Produced:
     :param schemas: sink → its columns after the batch, the recorded ones first, as schema JSON in Spark's form. A sink may be missing if it has no rows
     :param state: the field ``state`` of the outcome: the deduplication state and the operators' state after the batch
     :param time_partitions: partition by event time → number of rows
-    :param newest_ms: the newest event time of the rows, in milliseconds since the epoch; ``None`` without one
+    :param newest_ms: the newest event time of the rows that is not after the time of the plan, in milliseconds since the epoch; ``None`` without one
     :param problems: index of a gate → a sentence for each of its conditions on rows that does not hold
     """
 

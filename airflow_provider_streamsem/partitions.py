@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from datetime import UTC, datetime, timedelta
 from functools import cached_property
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -79,11 +79,26 @@ class Partitions:
         return ZoneInfo(self.timezone)
 
     def key(self, at_ms: int) -> str:
-        """Return the key of the partition with a time in milliseconds since the epoch; :data:`NULL` for a time before year 1 or after year 9999."""
+        """
+        Return the key of the partition with a time in milliseconds since the epoch.
+
+        It is :data:`NULL` for a time before year 1, and for one in the last partition of year 9999, which has no end that Python could represent.
+        """
         try:
-            return (_EPOCH + timedelta(milliseconds=at_ms)).astimezone(self._zone).isoformat()[: _LENGTHS[self.grain]]
+            local = (_EPOCH + timedelta(milliseconds=at_ms)).astimezone(self._zone)
+            self.at_ms(self._next(self._floor(local.replace(tzinfo=None))))
         except (OverflowError, ValueError):
             return NULL
+        return local.isoformat()[: _LENGTHS[self.grain]]
+
+    def is_key(self, key: str) -> bool:
+        """Return whether a key is one of this grain, and not :data:`NULL`. Versions that were committed before the grain was changed have others."""
+        return key != NULL and len(key) == _LENGTHS[self.grain]
+
+    def wall_ms(self, at_ms: int) -> int:
+        """Return the time that a clock in ``timezone`` shows, as if it were one in UTC, in milliseconds since the epoch."""
+        local = (_EPOCH + timedelta(milliseconds=at_ms)).astimezone(self._zone)
+        return (local.replace(tzinfo=UTC) - _EPOCH) // timedelta(milliseconds=1)
 
     def at_ms(self, local: datetime) -> int:
         """Return a time without a zone, which is one in ``timezone``, in milliseconds since the epoch. Of a time that occurs twice, the first."""
@@ -134,14 +149,14 @@ class Partitions:
         :param written: partitions with rows. If more than 1,000 partitions became complete, only those with rows are returned, because one wrong event time
             can complete all hours of a century
         """
-        since_ms = complete.since_ms if before_ms is None else before_ms
-        if complete.until_ms <= since_ms:
+        since_ms = complete.since_ms if before_ms is None else max(before_ms, complete.since_ms)
+        if complete.until_ms is None or complete.until_ms <= since_ms:
             return []
         found: list[str] = []
         start = self._start(self.key(since_ms))
         while (end := self._next(start)) and self.at_ms(end) <= complete.until_ms:
             if len(found) == _MOST:
-                known = {key for key in written if key != NULL}
+                known = {key for key in written if self.is_key(key)}
                 return sorted(key for key in known if since_ms < self.bounds(key)[1] <= complete.until_ms)
             found.append(start.isoformat()[: _LENGTHS[self.grain]])
             start = end
@@ -151,24 +166,26 @@ class Partitions:
         self, before: CompleteTime | None, written: Iterable[str], until_ms: int | None
     ) -> CompleteTime | None:
         """
-        Return until when partitions are complete after a batch. It never decreases.
+        Return until when partitions are complete after a batch. ``until_ms`` never decreases, and ``since_ms`` never increases.
 
         :param before: the value before the batch
         :param written: the partitions that the batch wrote
         :param until_ms: until when they are complete by the rule of the pipeline; ``None`` if it is not known
         """
-        if before is None:
-            starts = [self.bounds(key)[0] for key in written if key != NULL]
-            if not starts:
-                return None
-            before = CompleteTime(since_ms=min(starts), until_ms=min(starts))
-        return replace(before, until_ms=max(before.until_ms, before.until_ms if until_ms is None else until_ms))
+        bounds = [self.bounds(key) for key in written if key != NULL]
+        since = [start for start, end in bounds if before is None or not before.has(end)]
+        if before is None and not since:
+            return None
+        since += [] if before is None else [before.since_ms]
+        until = [] if before is None or before.until_ms is None else [before.until_ms]
+        until += [] if until_ms is None else [until_ms]
+        return CompleteTime(since_ms=min(since), until_ms=max(until, default=None))
 
     def late_rows(self, before: CompleteTime | None, written: Mapping[str, int]) -> dict[str, int]:
         """Return partition → rows, for the partitions that were complete before the rows were written."""
         if before is None:
             return {}
-        return {key: rows for key, rows in written.items() if key != NULL and self.bounds(key)[1] <= before.until_ms}
+        return {key: rows for key, rows in written.items() if self.is_key(key) and before.has(self.bounds(key)[1])}
 
 
 def partitions(where: str, value: object) -> Partitions | None:

@@ -171,7 +171,11 @@ def _reprocess_all(
         else:
             kept, kept_lines = _kept_versions(pipeline, result)
             reprocessed.append({**result.to_json(), "replaces": version, **kept})
-            remaining = result.counts["quarantined"]
+            remaining = sum(
+                rows
+                for name, rows in result.counts.items()
+                if name == "quarantined" or name.startswith("quarantined_rows.")
+            )
             lines += [f"version {version}: reprocessed as {result.version}, {remaining} still quarantined", *kept_lines]
     document = {"reprocessed": reprocessed, "not_reprocessed": refused}
     return CommandResult(document=document, lines=lines or [nothing], exit_code=1 if refused else 0)

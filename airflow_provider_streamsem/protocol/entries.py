@@ -155,13 +155,18 @@ class FailedGate:
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CompleteTime:
     """
-    Until when the partitions by event time are complete: those that end at or before ``until_ms``. No row of a partition before ``since_ms`` was expected.
+    Until when the partitions by event time are complete: those that end at or before ``until_ms``. No result announces a partition before ``since_ms``.
 
-    Both are milliseconds since the epoch. ``since_ms`` is the start of the earliest partition of the first batch with rows.
+    Both are milliseconds since the epoch. ``since_ms`` is the start of the earliest partition with rows that were not late. ``until_ms`` is ``None`` while the
+    rule of the pipeline gives no time.
     """
 
     since_ms: int
-    until_ms: int
+    until_ms: int | None = field(default=None, metadata=SPARSE)
+
+    def has(self, end_ms: int) -> bool:
+        """Return whether a partition that ends at a time is complete."""
+        return self.until_ms is not None and end_ms <= self.until_ms
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

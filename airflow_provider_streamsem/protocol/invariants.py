@@ -310,7 +310,8 @@ def check_i27(outcome: Outcome, before: Outcome | None) -> None:
     now = outcome.complete
     if known is None or returns:
         return
-    if now is None or now.since_ms != known.since_ms or now.until_ms < known.until_ms:
+    is_kept = now is not None and now.since_ms <= known.since_ms
+    if now is None or not is_kept or (known.until_ms is not None and not now.has(known.until_ms)):
         raise LogDamagedError(
             "partitions that were complete before an outcome are not complete after it",
             invariant="I27",

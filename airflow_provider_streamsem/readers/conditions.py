@@ -189,7 +189,7 @@ class PartitionComplete:
         if partitions is None and not pipeline.intervals:
             raise InvalidError("the pipeline has neither `partitions` nor `intervals`", pipeline=pipeline.name)
         log = commit_log_at(pipeline.log, clock=clock)
-        outcome = log.find_head().outcome if log.read_pipeline() is not None else None
+        outcome = _newest_published(log) if log.read_pipeline() is not None else None
         if partitions is None:
             return self._is_read(pipeline, outcome)
         start_ms, end_ms = partitions.bounds(self.partition)
@@ -205,7 +205,7 @@ class PartitionComplete:
         if not is_met and until_ms is not None and partitions.complete == SOURCE_TIME and clock.now_ms() >= end_ms:
             dry = dry_run(pipeline, clock=clock)
             unread_ms = dry.planner.minimum_clock(dry.head.next)
-            is_met = unread_ms is None or unread_ms >= end_ms
+            is_met = (unread_ms is None or unread_ms >= end_ms) and not dry.head.has_pending_publishes
         return CheckResult(met=is_met, observed=observed)
 
     def _is_read(self, pipeline: Pipeline, outcome: Outcome | None) -> CheckResult:
@@ -220,6 +220,14 @@ class PartitionComplete:
         }
         is_met = any(each.start_ms <= wanted.start_ms and wanted.end_ms <= each.end_ms for each in intervals)
         return CheckResult(met=is_met, observed=observed)
+
+
+def _newest_published(log: CommitLog) -> Outcome | None:
+    """Return the newest outcome whose rows are in all sinks; ``None`` if there is none."""
+    head = log.find_head()
+    if head.has_pending_publishes:  # every version before it is published (I2)
+        return log.outcome(head.closed - 1) if head.closed else None
+    return head.outcome
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -323,9 +331,10 @@ class DriverWait:
     """
     Met if a task that waits for its submitted driver must resume.
 
-    The task must resume in three cases:
+    The task must resume in four cases:
 
     * The run is complete.
+    * Gates hold the open version, so the run cannot continue.
     * The log has changed since the submission, the run has closed no version and has none open, and the log has not changed for a minute: the driver may
       have found no records for the run. Until then it may be about to plan, and another driver would do the same work again.
     * The log has shown no progress for ``patience_s`` seconds. The task then treats the driver as lost, and ``observed["stalled"]`` is true.
@@ -349,8 +358,9 @@ class DriverWait:
                 return CheckResult(met=True, observed={"run_key": self.run_key, "version": -1, "stalled": False})
             head = log.find_head()
             position = log.locate(self.run_key, head)
+            is_held = isinstance(head, OpenHead) and any(attempt.is_held for attempt in log.find_staged(head))
         context = {"run_key": self.run_key, "version": head.closed}
-        if isinstance(position, RunComplete):
+        if isinstance(position, RunComplete) or is_held:
             return CheckResult(met=True, observed={**context, "stalled": False})
         changed_ms = _last_change_ms(log, head)
         waited_s = (clock.now_ms() - max(self.since_ms, changed_ms)) / 1000

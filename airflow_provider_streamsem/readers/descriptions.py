@@ -30,6 +30,8 @@ def blast_radius(radius: BlastRadius) -> list[str]:
     if radius.kept is not None:
         lines.append(f"{radius.kept} later versions are not recomputed: they keep their rows and state")
     lines += [_partition(key, versions, radius.refused) for key, versions in radius.partitions.items()]
+    if radius.unknown:
+        lines.append(f"not selected, because they record no partitions: versions {spans(radius.unknown)}")
     lines += [f"{url}: {batches} versions have read these rows" for url, batches in radius.downstream.items()]
     lines += [f"version {version} would be refused: {reason}" for version, reason in radius.refused.items()]
     return lines

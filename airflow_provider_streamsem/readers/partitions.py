@@ -40,7 +40,9 @@ def partition_states(
     opened: CommittedLog, *, since: str | None = None, until: str | None = None, versions: int = 10_000
 ) -> list[PartitionState]:
     """
-    Return the partitions with visible rows, in ascending order of keys.
+    Return the partitions to which visible commits have written rows, in ascending order of keys. Versions with another grain are left out.
+
+    Rows that an erasure has removed, and rows that a later change or merge has replaced in a table, are counted, because the log records what was written.
 
     :param since: the first key, inclusive; a prefix of a key names all partitions that begin with it
     :param until: the last key, inclusive; as for ``since``
@@ -57,13 +59,14 @@ def partition_states(
     newest = outcomes[-1].complete if outcomes else None
     states: dict[str, PartitionState] = {}
     for outcome in visible:
-        before = opened.log.closed_outcome(outcome.version - 1).complete if outcome.version else None
-        late = settings.late_rows(before, outcome.time_partitions) if outcome.replaces is None else {}
+        root = opened.log.find_root(outcome.version)
+        before = opened.log.closed_outcome(root - 1).complete if root else None
+        late = settings.late_rows(before, outcome.time_partitions)
         for key, rows in outcome.time_partitions.items():
-            if not _is_within(key, since, until):
+            if not _is_within(key, since, until) or not (key == NULL or settings.is_key(key)):
                 continue
             known = states.get(key)
-            is_complete = key != NULL and newest is not None and settings.bounds(key)[1] <= newest.until_ms
+            is_complete = key != NULL and newest is not None and newest.has(settings.bounds(key)[1])
             states[key] = PartitionState(
                 key=key,
                 rows=rows + (known.rows if known else 0),
@@ -98,7 +101,7 @@ def _visible(outcomes: list[Outcome], kept: set[int]) -> list[Outcome]:
 
 def _complete_in(outcomes: list[Outcome], end_ms: int) -> int | None:
     """Return the first version after which partitions that end at a time are complete; ``None`` if it is before the versions that were read."""
-    incomplete = [each.version for each in outcomes if each.complete is None or each.complete.until_ms < end_ms]
+    incomplete = [each.version for each in outcomes if each.complete is None or not each.complete.has(end_ms)]
     first = outcomes[0].version
     found = max(incomplete, default=first - 1) + 1
     return None if found == first and first > 0 else found

@@ -108,7 +108,20 @@ def _query_error(error: Exception, raised: user_code.Raised | None, job: Job) ->
         ).advising(
             "correct the line of the transform that the traceback shows, and run again: the same range is read again."
         )
-    condition = next(
+    condition = _condition_of_query(error)
+    if not condition:
+        return None
+    summary = "Spark could not evaluate the transform, the predicate `where` or a rule of `expect` on the data"
+    return DataError(summary, version=job.plan.version, condition=condition, **facts, **_files(job))
+
+
+def is_of_query(error: Exception) -> bool:
+    """Return whether an exception of Spark is one that a retry of the same query on the same data cannot avoid."""
+    return bool(_condition_of_query(error))
+
+
+def _condition_of_query(error: Exception) -> str:
+    return next(
         (
             name
             for name, state in jvm_exceptions.sql_states(error)
@@ -116,10 +129,6 @@ def _query_error(error: Exception, raised: user_code.Raised | None, job: Job) ->
         ),
         "",
     )
-    if not condition:
-        return None
-    summary = "Spark could not evaluate the transform or the predicate `where` on the data"
-    return DataError(summary, version=job.plan.version, condition=condition, **facts, **_files(job))
 
 
 def _engine_error(error: Exception, texts: Sequence[str], raised: user_code.Raised | None, job: Job) -> StageError:

@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
-from pyspark.errors import AnalysisException
+from pyspark.errors import AnalysisException, PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from airflow_provider_streamsem.connectors.columns.identifiers import quoted
-from airflow_provider_streamsem.errors import DataError, InvalidError
+from airflow_provider_streamsem.errors import DataError, InvalidError, StreamsemError
 from airflow_provider_streamsem.gates import Gate, exceeds
 from airflow_provider_streamsem.protocol.entries import Outcome
-from airflow_provider_streamsem.spark import causes, expectation_suite
+from airflow_provider_streamsem.spark import causes, expectation_suite, failures, user_code
 
 _ROWS, _VERSIONS = "rows", "versions"
 _VERSION_COLUMNS = (
@@ -61,6 +61,15 @@ class StagedRows:
             ).advising(
                 "correct the gate, then run again. The version stays open, and the next run reads its ranges again."
             ) from causes.short(error)
+        except PySparkException as error:
+            if not failures.is_of_query(error):
+                raise
+            raise DataError(
+                "Spark could not evaluate a gate on the staged rows",
+                sink=self.sink,
+                gate=gate.to_json(),
+                condition=error.getCondition(),
+            ).advising("correct the gate, then run again. Nothing became visible.") from causes.short(error)
 
     def _of_columns(self, gate: Gate) -> Iterator[str]:
         nulls = {name: F.count_if(F.col(quoted(name)).isNull()) for name in gate.max_null}
@@ -124,18 +133,42 @@ class StagedRows:
             function: Any = import_module(module)
             for part in name.split("."):
                 function = getattr(function, part)
-        except (ImportError, AttributeError) as error:
+        except Exception as error:  # the module may raise any
             reason = f"{type(error).__name__}: {error}"
             raise InvalidError("the function of a gate cannot be imported", check=gate.check, reason=reason).advising(
                 "install the module, or correct the name, then run again. Nothing became visible."
             ) from error
-        found = (
-            expectation_suite.problems(function, self.frame)
-            if expectation_suite.is_suite(function)
-            else function(self.frame)
-        )
-        if isinstance(found, str) or not all(isinstance(each, str) for each in found):
-            raise DataError("the function of a gate returns something else than sentences", check=gate.check).advising(
-                "return a list of sentences, which is empty if there is no problem; then run again."
-            )
+        if expectation_suite.is_suite(function):
+            found: Any = expectation_suite.problems(function, self.frame)
+        else:
+            found = self._called(gate, function)
+        if not all(isinstance(each, str) for each in found):
+            raise _other_result(gate)
         yield from (f"{self.sink}: {each}" for each in found)
+
+    def _called(self, gate: Gate, function: Any) -> list[Any]:
+        """Return what the function of a gate returns or yields."""
+        try:
+            found = function(self.frame)
+            if isinstance(found, (str, bytes)) or not isinstance(found, Iterable):
+                raise _other_result(gate)
+            return [*found]
+        except (StreamsemError, PySparkException, OSError):
+            raise
+        except Exception as error:
+            if type(error).__module__.startswith("py4j"):  # of Spark, whose text says whether a retry may help
+                raise
+            raised = user_code.in_driver(error)
+            raise DataError(
+                "the function of a gate raised an exception",
+                sink=self.sink,
+                check=gate.check,
+                error=type(error).__name__,
+                **({} if raised is None else {"at": raised.at}),
+            ).advising("correct the function, then run again. Nothing became visible.") from error
+
+
+def _other_result(gate: Gate) -> DataError:
+    return DataError("the function of a gate returns something else than sentences", check=gate.check).advising(
+        "return a list of sentences, which is empty if there is no problem; then run again."
+    )

@@ -18,9 +18,11 @@ _MOST = 100_000
 _WALL_US = "timestampdiff(MICROSECOND, TIMESTAMP_NTZ'1970-01-01 00:00:00', {})"
 
 
-def count(frame: DataFrame, partitions: Partitions, sink: str) -> tuple[dict[str, int], int | None]:
+def count(
+    frame: DataFrame, partitions: Partitions, sink: str, *, not_after_ms: int
+) -> tuple[dict[str, int], int | None]:
     """
-    Return partition → number of rows, and the newest event time in milliseconds since the epoch.
+    Return partition → number of rows, and the newest event time that is not after ``not_after_ms``, in milliseconds since the epoch.
 
     The executors count intervals of 15 minutes, and the driver assigns them to partitions, so that the time zone of the Spark session is not used.
 
@@ -29,7 +31,9 @@ def count(frame: DataFrame, partitions: Partitions, sink: str) -> tuple[dict[str
     micros, is_wall = _micros(frame, partitions.by, sink)
     times = frame.select(micros.alias("at"))
     bucket = (F.col("at") - F.pmod(F.col("at"), F.lit(_BUCKET_US))).alias("bucket")
-    found = times.groupBy(bucket).agg(F.count(F.lit(1)), F.max("at")).limit(_MOST + 1).collect()
+    last_us = (partitions.wall_ms(not_after_ms) if is_wall else not_after_ms) * 1000 + 999
+    newest_at = F.max(F.when(F.col("at") <= last_us, F.col("at")))
+    found = times.groupBy(bucket).agg(F.count(F.lit(1)), newest_at).limit(_MOST + 1).collect()
     if len(found) > _MOST:
         summary = "the event times of a batch are in too many intervals of 15 minutes to count their partitions"
         raise DataError(summary, sink=sink, column=partitions.by, most=_MOST).advising(

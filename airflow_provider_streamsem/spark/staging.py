@@ -20,7 +20,7 @@ from pyspark.sql.types import StructType
 
 from airflow_provider_streamsem import telemetry, tombstones
 from airflow_provider_streamsem.commitlog.log import CommitLog
-from airflow_provider_streamsem.connectors.changes import CHANGE, UNCHANGED
+from airflow_provider_streamsem.connectors.changes import CHANGE, UNCHANGED, UPSERT
 from airflow_provider_streamsem.connectors.columns import types as column_types
 from airflow_provider_streamsem.connectors.data_files.read import read_files
 from airflow_provider_streamsem.connectors.source import Loaded, LoadedTogether, ParsedRecords, Source
@@ -316,14 +316,21 @@ class Staging:
         """Check the staged rows of the sinks to which a gate applies."""
         found: list[str] = []
         for name in filter(gate.applies_to, sinks):
-            frame = self._staged_rows(name, sinks[name])
-            rows = StagedRows(self.session, name, frame, sinks[name].rows, self.job.batch_time_ms, self.job.versions)
+            frame, count = self._staged_rows(name, sinks[name]), sinks[name].rows
+            if self.job.sinks[name].changes is not None:  # a delete has no values
+                frame = self._staged_rows(name, sinks[name], CHANGE).where(F.col(CHANGE) == UPSERT).drop(CHANGE)
+                count = frame.count()
+            rows = StagedRows(self.session, name, frame, count, self.job.batch_time_ms, self.job.versions)
             found += rows.problems(gate)
         return found
 
-    def _staged_rows(self, name: str, staged: Committable) -> DataFrame:
+    def _staged_rows(self, name: str, staged: Committable, *marks: str) -> DataFrame:
+        """Read the staged rows of a sink, with its columns and some columns of text that the engine has added."""
         urls = self.job.sinks[name].urls(staged.files)
-        return read_files(self.session, urls, format=staged.format, schema=self._schemas[name])
+        schema = StructType.fromJson(json.loads(self._schemas[name]))
+        for mark in marks:
+            schema = schema.add(mark, "string")
+        return read_files(self.session, urls, format=staged.format, schema=schema.json())
 
     def _time_partitions(self, sinks: Mapping[str, Committable]) -> tuple[Mapping[str, int], int | None]:
         """Count the staged rows of a sink by partitions of their event time, and find the newest time."""
@@ -331,7 +338,9 @@ class Staging:
         if partitions is None:
             return {}, None
         name = partitions.sink or next(iter(sinks))
-        counts, newest_ms = partition_counts.count(self._staged_rows(name, sinks[name]), partitions, name)
+        counts, newest_ms = partition_counts.count(
+            self._staged_rows(name, sinks[name]), partitions, name, not_after_ms=self.job.plan.planned_at_ms
+        )
         if sum(counts.values()) != sinks[name].rows:
             summary = "the rows of the partitions are not those of the staged files"
             raise StageError(summary, sink=name, partitions=sum(counts.values()), files=sinks[name].rows)

@@ -195,6 +195,16 @@ def watermark_after(state: Json) -> int | None:
     return parsed.next_watermark_ms if parsed is not None and has_watermark else None
 
 
+def applied_watermark(state: Json) -> int | None:
+    """
+    Return the watermark that a batch has applied, in milliseconds since the epoch; ``None`` if it applied none.
+
+    The rows of windows that end at or before it are written. The next batch writes those of windows up to :func:`watermark_after`.
+    """
+    parsed = operator_state(state)
+    return None if parsed is None else parsed.watermark_ms or None
+
+
 def chosen_watermark_ms(
     watermarks: Sequence[int | None], records_at_ms: Sequence[int], *, idle_since_ms: int | None, largest: bool
 ) -> int:

@@ -107,7 +107,7 @@ class RowsEngine:
             passed_to_writer={name: len(out[name]) for name in sinks},
             state=state,
             time_partitions=dict(partitions),
-            newest_ms=max((at for at in times if at is not None), default=None),
+            newest_ms=max((at for at in times if at is not None and at <= job.plan.planned_at_ms), default=None),
         )
 
     def publishing_session(self, sink: Sink, *, later: Sequence[Any] = ()) -> AbstractContextManager[Any]:

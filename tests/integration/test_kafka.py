@@ -14,7 +14,17 @@ import pytest
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from airflow_provider_streamsem import Limits, Pipeline, alter, open_log, reprocess, run_batch
+from airflow_provider_streamsem import (
+    FilesSink,
+    Limits,
+    Pipeline,
+    RunResult,
+    alter,
+    open_log,
+    reprocess,
+    run_batch,
+    run_interval,
+)
 from airflow_provider_streamsem.connectors.kafka.pins import RangePin
 from airflow_provider_streamsem.errors import (
     ConflictError,
@@ -24,6 +34,7 @@ from airflow_provider_streamsem.errors import (
     StageError,
     UnavailableError,
 )
+from airflow_provider_streamsem.pipeline.run.plan_interval import TimeInterval
 from airflow_provider_streamsem.readers.lag import lag
 from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import Crash
@@ -32,6 +43,8 @@ from tests.integration.topics import Topics
 
 pytestmark = pytest.mark.integration
 
+HOUR_0_MS = 1_767_225_600_000
+"""2026-01-01T00:00:00Z"""
 COMPACTED = {
     "cleanup_policy": "compact",
     "segment_ms": "100",
@@ -547,3 +560,42 @@ def test_leader_change_without_truncation_is_accepted(own_broker: Broker, spark:
     topics.put("a", numbers(10, 20))
     topics.run(spec, "r2")
     topics.check(count_of(0, 20))
+
+
+def test_intervals_by_the_timestamps_of_records_read_late_ones_once_and_refuse_deleted_ones(topics: Topics) -> None:
+    topics.create("a", 2, retention_ms="-1")
+
+    def put(first: int, hour: int, partition: int) -> None:
+        topics.put("a", numbers(first, first + 5), partition=partition, timestamp=HOUR_0_MS + hour * 3_600_000)
+
+    def read(hour: int, spec: Pipeline, request: str = "r") -> RunResult:
+        start_ms = HOUR_0_MS + hour * 3_600_000
+        return run_interval(spec, TimeInterval(start_ms, start_ms + 3_600_000), request=request)
+
+    put(0, 0, 0)
+    put(5, 1, 0)
+    put(10, 1, 1)
+    put(15, 2, 1)
+    spec = topics.pipeline("a", intervals=True)
+    assert read(2, spec).counts["read"] == 5
+    put(20, 0, 0)  # late: it is in the interval that is read next in its partition
+    put(25, 3, 0)
+    assert [read(hour, spec).counts["read"] for hour in (0, 1, 3)] == [5, 10, 10]
+    topics.check(count_of(0, 30))
+    assert read(1, spec, "again").counts["read"] == 10
+    topics.check(count_of(0, 30))
+    topics.delete_below("a", 0, 7)
+    with pytest.raises(SourceChangedError):
+        read(1, spec, "lost")
+    topics.check(count_of(0, 30))
+    other = topics.pipeline(
+        "a",
+        intervals=True,
+        name="other",
+        log=f"{spec.log}-other",
+        sinks={"out": FilesSink(path=f"{topics.location}/other")},
+    )
+    with pytest.raises(SourceChangedError, match="may have deleted records of the interval"):
+        read(1, other)
+    gap = other.replace(on_data_loss="record_gap")
+    assert read(1, gap).counts["read"] == 13, "the offsets between two times contain the late records"

@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 
-from airflow_provider_streamsem import Gate, rollback
+from airflow_provider_streamsem import Dedup, Gate, alter, rollback
 from airflow_provider_streamsem.errors import (
     DataError,
     HeldByGateError,
     HeldVersionError,
     InvalidError,
-    OpenVersionError,
     StreamsemError,
 )
 from airflow_provider_streamsem.pipeline.maintenance.abort import abort
@@ -27,6 +26,7 @@ from airflow_provider_streamsem.pipeline.run.run import plan_run
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline, from_json
 from airflow_provider_streamsem.pipeline.spec.templates import refuse_secrets
 from airflow_provider_streamsem.stores.contract import Store
+from airflow_provider_streamsem.testing.rows import RowsEngine
 from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
 from tests.external_systems import PublishingFixture
 
@@ -147,10 +147,29 @@ def test_vacuum_keeps_the_files_of_a_held_batch(fixture: GatedFixture) -> None:
 
 def test_rollback_is_refused_until_the_held_batch_is_aborted(fixture: GatedFixture) -> None:
     held(fixture)
-    with pytest.raises(OpenVersionError, match="abort the version"):
+    with pytest.raises(HeldByGateError, match="no rollback was planned"):
         rollback(fixture.pipeline(), 0, log=fixture.log())
+    with pytest.raises(HeldByGateError, match="no alter was planned"):
+        alter(fixture.pipeline(dedup=Dedup(keys=["id"], rows=10)), log=fixture.log())
     aborted(fixture)
     rollback(fixture.pipeline(), 0, log=fixture.log())
+    fixture.run("rest", drain=True, pipeline=fixture.pipeline(gates=[]))
+    fixture.check()
+
+
+def test_attempt_that_gates_hold_after_a_user_has_committed_another_one_is_no_failure(fixture: GatedFixture) -> None:
+    """Both processes stage the version. The user commits the attempt of the second one before the first one has finished."""
+    is_first = True
+
+    def first_held_then_committed(step: str) -> None:
+        nonlocal is_first
+        if step == "staged" and is_first:
+            is_first = False
+            held(fixture)
+            committed(fixture)
+
+    result = fixture.run("held", engine=RowsEngine(first_held_then_committed))
+    assert result.version == HELD
     fixture.run("rest", drain=True, pipeline=fixture.pipeline(gates=[]))
     fixture.check()
 

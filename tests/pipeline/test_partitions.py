@@ -15,11 +15,14 @@ from airflow_provider_streamsem import Partitions, reprocess, rollback
 from airflow_provider_streamsem.cli.main import main
 from airflow_provider_streamsem.errors import InvalidError, StreamsemError
 from airflow_provider_streamsem.pipeline.maintenance.abort import abort
-from airflow_provider_streamsem.pipeline.run.selection import Selection, parse_partitions, select
+from airflow_provider_streamsem.pipeline.run.reprocess import reprocess_run
+from airflow_provider_streamsem.pipeline.run.selection import Selection, parse_partitions, preview_reprocess, select
+from airflow_provider_streamsem.protocol.entries import CompleteTime
 from airflow_provider_streamsem.readers.conditions import PartitionComplete
 from airflow_provider_streamsem.readers.partitions import partition_states
 from airflow_provider_streamsem.testing.rows import RowsEngine
-from airflow_provider_streamsem.testing.stores import Crash, Fault, FaultyStore
+from airflow_provider_streamsem.testing.stores import CountingStore, Crash, Fault, FaultyStore
+from tests.external_systems import TableSink
 from tests.pipeline_fixture import PipelineFixture
 from tests.timed_fixture import BASE, DAYS, TimedFixture
 
@@ -132,10 +135,70 @@ def test_source_time_completes_partitions_up_to_the_first_unread_record(tmp_path
 
 def test_event_time_in_the_future_completes_nothing_after_the_time_of_the_plan(tmp_path: Path) -> None:
     fixture = TimedFixture(tmp_path)
-    fixture.batch("a", 1, 10_000_000)
-    plan, outcome = fixture.log().closed_version(0)
-    assert outcome.complete is not None
-    assert outcome.complete.until_ms == plan.planned_at_ms - 3_600_000 < BASE + 10_000_000 * 3_600_000
+    first = fixture.batch("a", 10_000_000)
+    assert (first.complete_partitions, fixture.batch("b", 1, 10_000_000).complete_partitions) == ((), ())
+    complete = fixture.log().closed_outcome(1).complete
+    assert complete == CompleteTime(since_ms=BASE, until_ms=BASE)
+    assert fixture.batch("c", 25.5).complete_partitions == ("2022-01-08T00:00:00",)
+
+
+def test_partition_before_that_of_the_first_batch_is_not_late_while_the_delay_has_not_passed(tmp_path: Path) -> None:
+    fixture = TimedFixture(tmp_path)
+    fixture.batch("a", 24.5)
+    assert fixture.batch("b", 23).counts["late_partition_rows"] == 0
+    assert fixture.batch("c", 25.5).complete_partitions == ("2022-01-08T00:00:00",)
+    assert fixture.batch("d", 22).counts["late_partition_rows"] == 1
+    assert fixture.states()[DAYS[0]] == (2, 1, True)
+    assert fixture.verdict().violations == []
+
+
+def test_event_time_at_the_end_of_year_9999_is_in_no_partition(tmp_path: Path) -> None:
+    fixture = TimedFixture(tmp_path)
+    fixture.batch("a", 1, (253_402_300_799_000 - BASE) / 3_600_000)
+    assert fixture.states() == {DAYS[0]: (1, 0, False), "null": (1, 0, False)}
+    fixture.batch("b", 2)
+
+
+class _WithoutReceipts(CountingStore):
+    """The process dies before it creates receipts."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        if key.endswith(".d.json"):
+            raise Crash
+        return super().create(key, data)
+
+
+def test_partition_of_a_table_is_complete_when_its_rows_are_published(tmp_path: Path) -> None:
+    fixture = TimedFixture(tmp_path)
+    spec = fixture.pipeline(sinks={"out": TableSink(path=str(tmp_path / "out"), database=str(tmp_path / "outside.db"))})
+    fixture.arrives(1)
+    fixture.run("a", pipeline=spec)
+    fixture.arrives(26)
+    with suppress(Crash):
+        fixture.run("b", pipeline=spec, store=_WithoutReceipts(fixture.store))
+    sensor = PartitionComplete(pipeline=spec, partition=DAYS[0])
+    assert not sensor.check().met
+    fixture.run("c", pipeline=spec)
+    assert sensor.check().met
+
+
+def test_cleared_run_that_reprocesses_returns_the_partitions_that_it_completed(fixture: TimedFixture) -> None:
+    again = reprocess_run(fixture.pipeline(), request="clear-1", run_key="r1", log=fixture.log(), engine=RowsEngine())
+    assert again.complete_partitions == fixture.returned[1].complete_partitions == ("2022-01-08T00:00:00",)
+
+
+def test_result_that_completes_very_many_partitions_names_all_that_have_rows(tmp_path: Path) -> None:
+    fixture = TimedFixture(tmp_path)
+    fixture.partitions = Partitions(by="at", grain="hour", after=0)
+    first = fixture.batch("a", 1, 2)
+    second = fixture.batch("b", 2_500)
+    assert (*first.complete_partitions, *second.complete_partitions) == ("2022-01-08T01:00:00", "2022-01-08T02:00:00")
+
+
+def test_changed_grain_leaves_out_the_versions_before_it(fixture: TimedFixture) -> None:
+    fixture.partitions = Partitions(by="at", grain="hour", after=0)
+    fixture.batch("r2", 30)
+    assert fixture.states() == {"2022-01-09T06": (1, 0, False), "null": (1, 0, False)}
 
 
 def test_command_shows_partitions(fixture: TimedFixture, capsys: pytest.CaptureFixture[str]) -> None:
@@ -185,3 +248,13 @@ def test_partitions_are_announced_once_after_a_fault_at_any_request(tmp_path: Pa
         assert of(fixture.returned) == ["2022-01-08T00:00:00", "2022-01-09T00:00:00"]
         assert fixture.states() == {DAYS[0]: (1, 0, True), DAYS[1]: (1, 0, True), DAYS[2]: (1, 0, False)}
         assert fixture.verdict().violations == []
+
+
+def test_dry_run_names_the_versions_that_record_no_partitions(tmp_path: Path) -> None:
+    fixture = TimedFixture(tmp_path)
+    fixture.arrives(1)
+    fixture.run("a", pipeline=fixture.pipeline(partitions=None))
+    fixture.batch("b", 2)
+    selection = Selection(partitions=parse_partitions(DAYS[0]))
+    radius = preview_reprocess(fixture.pipeline(), selection, log=fixture.log())
+    assert (radius.versions, radius.partitions, radius.unknown) == ((1,), {DAYS[0]: (1,)}, (0,))

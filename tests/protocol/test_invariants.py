@@ -840,13 +840,22 @@ def test_I15_outcome_with_other_markers_than_the_receipts_before_it_is_refused()
 
 def test_I27_outcome_after_which_less_is_complete_is_refused_unless_it_returns_to_an_earlier_version() -> None:
     before = samples.outcome(PLAN, complete=CompleteTime(since_ms=5, until_ms=8))
-    for complete in (None, CompleteTime(since_ms=5, until_ms=7), CompleteTime(since_ms=4, until_ms=9)):
+    for complete in (
+        None,
+        CompleteTime(since_ms=5),
+        CompleteTime(since_ms=5, until_ms=7),
+        CompleteTime(since_ms=6, until_ms=9),
+    ):
         outcome = samples.outcome(PLAN, complete=complete)
         with raises_damage("I27"):  # type: ignore[attr-defined]
             invariants.check_i27(outcome, before)
         rollback = dataclasses.replace(outcome, version=1, work=Rollback(to=0, next={}, counts={}), sinks={}, counts={})
         invariants.check_i27(rollback, before)
-    invariants.check_i27(samples.outcome(PLAN, complete=CompleteTime(since_ms=5, until_ms=9)), before)
+    for complete in (CompleteTime(since_ms=5, until_ms=8), CompleteTime(since_ms=4, until_ms=9)):
+        invariants.check_i27(samples.outcome(PLAN, complete=complete), before)
+        invariants.check_i27(
+            samples.outcome(PLAN, complete=complete), samples.outcome(PLAN, complete=CompleteTime(since_ms=5))
+        )
     invariants.check_i27(before, None)
 
 

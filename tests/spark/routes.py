@@ -254,3 +254,17 @@ def __getattr__(name: str) -> Any:
     if name != "ORDERS_SUITE":
         raise AttributeError(name)
     return orders_suite()
+
+
+def yields_one(frame: DataFrame) -> Iterator[str]:
+    """A function of a gate that is a generator."""
+    yield f"the batch has {frame.count()} rows"
+
+
+def nothing(frame: DataFrame) -> None:
+    """A function of a gate that returns no list."""
+
+
+def raises(frame: DataFrame) -> list[str]:
+    """A function of a gate with a fault."""
+    raise ValueError(frame.count())

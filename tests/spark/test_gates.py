@@ -12,6 +12,7 @@ from deltalake import DeltaTable
 from pyspark.sql import SparkSession
 
 from airflow_provider_streamsem import (
+    Changes,
     DeltaSink,
     Expect,
     FilesSink,
@@ -53,6 +54,7 @@ FAILS: dict[str, tuple[Gate, str]] = {
     "sql": (Gate(sink="out", sql="SELECT count(*) > 4 FROM rows"), "the query returns false for out"),
     "null": (Gate(sink="out", sql="SELECT max(user) > 'z' AND null FROM rows"), "the query returns"),
     "check": (Gate(sink="out", check="tests.spark.routes:no_problem_but_one"), "out: the batch has 4 rows"),
+    "generator": (Gate(sink="out", check="tests.spark.routes:yields_one"), "out: the batch has 4 rows"),
 }  # fmt: skip
 PASSES = [
     Gate(min_rows=4, max_rows=4, max_quarantined=0),
@@ -126,6 +128,12 @@ def test_gate_on_the_quarantined_rows_of_a_sink(tmp_path: Path) -> None:
         (Gate(sql="SELECT id FROM rows"), "does not return one row with one boolean column"),
         (Gate(sql="SELECT true, true"), "does not return one row with one boolean column"),
         (Gate(check="tests.spark.routes:one_text"), "something else than sentences"),
+        (Gate(check="tests.spark.routes:nothing"), "something else than sentences"),
+        (Gate(check="tests.spark.routes:raises"), "the function of a gate raised an exception.*ValueError"),
+        (
+            Gate(sql="SELECT cast(concat(user, 'x') AS int) > 0 FROM rows WHERE id = 1"),
+            "could not evaluate a gate on the staged rows",
+        ),
     ],
 )
 def test_gate_that_spark_cannot_evaluate_is_named(tmp_path: Path, gate: Gate, message: str) -> None:
@@ -146,3 +154,14 @@ def test_suite_of_great_expectations_names_expectations_and_no_values(tmp_path: 
         "out: expect_column_values_to_be_in_set of user is not satisfied",
         "out: expect_column_values_to_not_be_null of name cannot be evaluated",
     ]
+
+
+def test_gates_on_values_of_a_sink_with_changes_judge_upserts_alone(tmp_path: Path) -> None:
+    changes = Changes(keys=["id"], sequence_by="at", apply_as_deletes="user = 'gone'")
+    sinks = {"lake": DeltaSink(str(tmp_path / "lake"), changes=changes)}
+    row = {"id": 1, "user": "a", "at": NOW.isoformat()}
+    rows = [row, {**row, "user": "b"}, {"id": 2, "user": "gone", "at": NOW.isoformat()}]
+    query = "SELECT count(*) = 2 FROM rows"
+    run_batch(orders(tmp_path, [Gate(max_null={"user": 0}, sql=query)], rows, sinks=sinks), run_key="a")
+    with pytest.raises(InvalidError, match="does not apply to a sink with `changes`"):
+        orders(tmp_path, [Gate(unique=[["id"]])], sinks=sinks)

@@ -3,15 +3,30 @@
 from __future__ import annotations
 
 import json
+import os
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
-from airflow_provider_streamsem import FilesSink, FilesSource, Partitions, Pipeline, open_log, reprocess, run_batch
+from airflow_provider_streamsem import (
+    Aggregate,
+    FilesSink,
+    FilesSource,
+    Limits,
+    Partitions,
+    Pipeline,
+    State,
+    Window,
+    open_log,
+    reprocess,
+    run_batch,
+)
 from airflow_provider_streamsem.errors import DataError
 from airflow_provider_streamsem.readers.partitions import partition_states
+from airflow_provider_streamsem.transforms import monoids as m
 
 pytestmark = pytest.mark.spark
 
@@ -86,3 +101,63 @@ def test_reprocessing_after_a_correction_moves_rows_to_other_partitions(tmp_path
     assert states == {
         "2026-03-29T22": (1, False), "2026-03-29T23": (1, False), "2026-03-30T21": (1, False), "2026-03-30T22": (1, False), "null": (1, False),
     }  # fmt: skip
+
+
+def test_watermark_completes_a_partition_with_the_version_that_writes_its_window(tmp_path: Path) -> None:
+    window = Window(time="at", size="1 hour", delay="0 seconds")
+    pipeline = timed(
+        tmp_path,
+        Partitions(by="window_start", grain="hour", complete="watermark"),
+        ["2026-01-01T04:30:00Z", "2026-01-01T05:30:00Z"],
+        transform=Aggregate(by=[], window=window, values={"n": m.count()}),
+        state=State(output_mode="append", partitions=1),
+    )
+    results = [run_batch(pipeline, run_key="0")]
+    for run, at in ((1, "2026-01-01T06:30:00Z"), (2, "2026-01-01T07:30:00Z")):
+        (tmp_path / "in" / f"{run + 1}.json").write_text(json.dumps({"id": run, "at": at}) + "\n")
+        results += [run_batch(pipeline, run_key=f"{run}-{n}") for n in range(2)]
+    outcomes = [open_log(pipeline.log).log.closed_outcome(each.version) for each in results]
+    assert [outcome.counts["late_partition_rows"] for outcome in outcomes] == [0] * len(outcomes)
+    completed = {key: result.version for result in results for key in result.complete_partitions}
+    wrote = {f"{key}:00:00": outcome.version for outcome in outcomes for key in outcome.time_partitions}
+    assert completed == {key: version for key, version in wrote.items() if key in completed}
+    assert {"2026-01-01T04:00:00", "2026-01-01T05:00:00", "2026-01-01T06:00:00"} <= completed.keys()
+
+
+def test_drain_of_several_sources_completes_partitions_by_the_offsets_of_its_batches(tmp_path: Path) -> None:
+    for name, files in (("a", 3), ("b", 1)):
+        (tmp_path / name).mkdir()
+        for n in range(files):
+            (tmp_path / name / f"{n}.json").write_text(json.dumps({"id": n, "at": TIMES[0]}) + "\n")
+            os.utime(tmp_path / name / f"{n}.json", (1_700_000_000 + n, 1_700_000_000 + n))
+    sources = {
+        name: FilesSource(
+            path=str(tmp_path / name), format="json", schema="id long, at timestamp", hive_partitions=False
+        )
+        for name in "ab"
+    }
+    pipeline = Pipeline(
+        name="timed",
+        log=str(tmp_path / "log"),
+        sources=sources,
+        sinks={"out": FilesSink(path=str(tmp_path / "out"))},
+        transform=lambda frames: frames["a"].unionByName(frames["b"]),
+        limits=Limits(max_files=1),
+        partitions=Partitions(by="at", complete="source time"),
+    )
+    result = run_batch(pipeline, run_key="drain", drain=True)
+    plan, _ = open_log(pipeline.log).log.closed_version(result.version)
+    assert plan.source_time_ms is not None
+    assert plan.source_time_ms > 1_750_000_000_000, "everything is read"
+
+
+def test_file_that_has_not_settled_is_unread(tmp_path: Path) -> None:
+    pipeline = timed(tmp_path, Partitions(by="at", complete="source time"))
+    source = FilesSource(path=str(tmp_path / "in"), format="json", schema="id long, at timestamp", settle_s=2)
+    time.sleep(2.1)
+    (tmp_path / "in" / "2.json").write_text(json.dumps({"id": 9, "at": TIMES[0]}) + "\n")
+    arrived_ms = int((tmp_path / "in" / "2.json").stat().st_mtime * 1000)
+    result = run_batch(pipeline.replace(source=source), run_key="a")
+    plan, outcome = open_log(pipeline.log).log.closed_version(result.version)
+    assert outcome.counts["read"] == len(TIMES)
+    assert plan.source_time_ms == arrived_ms

@@ -84,14 +84,29 @@ def test_time_that_python_does_not_have_is_in_no_partition(micros: int) -> None:
     assert by("day").key(micros // 1000) == NULL
 
 
-def test_complete_time_begins_with_the_first_partition_and_never_decreases() -> None:
+def test_complete_time_begins_with_the_earliest_partition_that_is_not_late_and_never_decreases() -> None:
     settings = by("hour")
     assert settings.complete_time(None, [NULL], 5) is None
     first = settings.complete_time(None, [NULL, "2026-01-01T05", "2026-01-01T03"], None)
     start = settings.bounds("2026-01-01T03")[0]
-    assert first == CompleteTime(since_ms=start, until_ms=start)
-    assert settings.complete_time(first, [], start + HOUR_MS) == CompleteTime(since_ms=start, until_ms=start + HOUR_MS)
-    assert settings.complete_time(first, ["2026-01-01T00"], start - 1) == first
+    assert first == CompleteTime(since_ms=start)
+    assert settings.late_rows(first, {"2026-01-01T00": 1}) == {}
+    second = settings.complete_time(first, [], start + HOUR_MS)
+    assert second == CompleteTime(since_ms=start, until_ms=start + HOUR_MS)
+    assert settings.complete_time(second, ["2026-01-01T00"], start - 1) == second
+    earlier = settings.complete_time(first, ["2026-01-01T00"], None)
+    assert earlier == CompleteTime(since_ms=settings.bounds("2026-01-01T00")[0])
+
+
+@pytest.mark.parametrize("grain", ["hour", "day", "month"])
+@pytest.mark.parametrize("zone", ["UTC", "Pacific/Kiritimati", "Pacific/Pago_Pago"])
+def test_any_time_is_in_a_partition_with_an_end_or_in_none(grain: str, zone: str) -> None:
+    settings = Partitions(by="at", grain=grain, after=0, timezone="UTC" if grain == "hour" else zone)
+    for edge in (-62_135_596_800_000, 253_402_300_799_999):  # years 1 and 9999
+        for delta in range(-40, 41):
+            key = settings.key(edge + delta * 86_400_000)
+            assert settings.late_rows(CompleteTime(since_ms=0, until_ms=0), {key: 1}).keys() <= {key}
+            settings.complete_time(None, [key], 0)
 
 
 def test_rows_of_complete_partitions_are_late() -> None:

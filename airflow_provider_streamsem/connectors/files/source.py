@@ -230,6 +230,11 @@ class FilesSource(Source):
         types = {**partitions.recorded_types(hint), **partitions.pinned_types(pins)}
         return _hint(types, newest=_number(hint, "newest", -1), bytes_per_row=per_row)
 
+    def unsettled(self, now_ms: int) -> list[FoundFile]:
+        """List the files that the source discovers once they have settled (``settle_s``)."""
+        stats = [stat for stat in self._listed(now_ms) if self._is_discovered(stat.key)] if self.settle_s else []
+        return [_found_file(stat) for stat in stats if not self._is_settled(stat, now_ms)]
+
     def listing(self, now_ms: int) -> list[FoundFile]:
         """
         List all files that the source discovers, in their current state.
@@ -560,15 +565,16 @@ class FilesPlanner(Planner):
         return sum(file.mtime_ns < at_ms * 1_000_000 for file in self._unread(start))
 
     def minimum_clock(self, start: Offsets) -> int | None:
-        """The oldest modification time of the files that :meth:`lag` counts."""
+        """The oldest modification time of the files that :meth:`lag` counts, and of those that have not settled."""
         oldest = min((file.mtime_ns for file in self._unread(start)), default=None)
         return None if oldest is None else oldest // 1_000_000
 
     def _unread(self, start: Offsets) -> list[FoundFile]:
+        """Return the files that have arrived and were not read, also those that have not settled."""
         newest = self._ledger.newest()
         first = position(start, PARTITION)
         discovered: Iterable[FoundFile] = () if newest is None else self._ledger.files(first, newest.end)
-        return [*discovered, *self._unseen()]
+        return [*discovered, *self._unseen(), *self._source.unsettled(self._clock.now_ms())]
 
     def discovered(self) -> bool:
         return self._ledger.newest() is not None

@@ -101,7 +101,7 @@ def plan_batch(
         planning_ms=max(0, clock.now_ms() - began_ms),
         lag=lag,
         watermark_ms=watermark_ms,
-        source_time_ms=_source_time_ms(bound, planner, offsets.ends(batch.ranges)),
+        source_time_ms=_source_time_ms(bound, planner, {**start, **offsets.ends(batch.ranges)}),
     )
 
 
@@ -111,7 +111,7 @@ def _source_time_ms(bound: BoundPipeline, planner: Planner, ends: Offsets) -> in
     if partitions is None or partitions.complete != SOURCE_TIME:
         return None
     now_ms = bound.log.clock.now_ms()  # before the request: records that arrive later are not in its reply
-    unread_ms = planner.minimum_clock({**bound.head.next, **ends})
+    unread_ms = planner.minimum_clock(ends)
     return now_ms if unread_ms is None else min(now_ms, unread_ms)
 
 

@@ -20,6 +20,7 @@ from airflow_provider_streamsem.pipeline.versions import report
 from airflow_provider_streamsem.pipeline.versions.result import (
     RunResult,
     announce_planned,
+    complete_partitions,
     empty_result,
     merge_completed,
 )
@@ -185,6 +186,7 @@ def reprocess_versions(
     # Announce once, at the end. If a request failed in between and was never repeated, no result would contain the versions that it announced.
     versions, completed = announce_planned(opened_log, last.version, request_of=run_key)
     others = [version for version in completed if not version.run_key.startswith(request_prefix)]
+    announced = (min(result.versions[0], versions[0]), max(result.versions[1], versions[1]))
     return RunResult(
         status="committed",
         pipeline=result.pipeline,
@@ -195,8 +197,9 @@ def reprocess_versions(
         counts=counts,
         batches=len(versions_of_run),
         outcome=last.outcome,
-        versions=(min(result.versions[0], versions[0]), max(result.versions[1], versions[1])),
+        versions=announced,
         completed=merge_completed([result.completed, others]),
+        complete_partitions=complete_partitions(opened_log, pipeline.partitions, range(*announced)),
     )
 
 
@@ -244,7 +247,8 @@ def reprocess_selection(
         results[-1],
         counts=counts,
         batches=len(results),
-        versions=(results[0].versions[0], results[-1].versions[1]),
+        versions=(announced := (results[0].versions[0], results[-1].versions[1])),
+        complete_partitions=complete_partitions(log, pipeline.partitions, range(*announced)),
         completed=merge_completed(each.completed for each in results),
     )
 

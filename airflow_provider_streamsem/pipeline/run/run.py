@@ -78,7 +78,7 @@ from airflow_provider_streamsem.protocol.procedures import (
 )
 from airflow_provider_streamsem.protocol.view import ClosedHead, OpenHead
 from airflow_provider_streamsem.state import files as state_files
-from airflow_provider_streamsem.state.settings import watermark_after
+from airflow_provider_streamsem.state.settings import applied_watermark
 
 logger = telemetry.log_of(__name__)
 
@@ -364,14 +364,16 @@ class Run:
         staged = None if head.is_new else self.adopt(head)
         try:
             staged = staged or self._stage_unheld(head)
-        except (UnavailableError, HeldVersionError):
+        except UnavailableError:
             raise
         except Exception as error:
             # If another process has closed the version, vacuum may have deleted files of this attempt and caused the error. The attempt has lost, and the run
-            # has not failed (W21).
+            # has not failed (W21). A user may have closed it while gates held this attempt.
             current_head = self.bound.log.read_head(plan.version)
             if isinstance(current_head, ClosedHead):
                 return current_head
+            if isinstance(error, HeldVersionError):
+                raise
             reason = self._reason_to_abort(head, plan, error)
             # Another attempt may have staged the records before they changed.
             staged = None if reason is None and not isinstance(error, SourceChangedError) else self.adopt(head)
@@ -517,13 +519,13 @@ class Run:
         if partitions is None or not plan.work.reads_new_records:
             return before
         if partitions.complete == WATERMARK:
-            until_ms = watermark_after(state)
+            until_ms = applied_watermark(state)
         elif partitions.complete == SOURCE_TIME:
             until_ms = plan.source_time_ms
         else:
             newest = produced.newest_ms
             assert isinstance(partitions.after, int)  # in seconds
-            until_ms = None if newest is None else min(newest, plan.planned_at_ms) - partitions.after * 1000
+            until_ms = None if newest is None else newest - partitions.after * 1000
         return partitions.complete_time(before, produced.time_partitions, until_ms)
 
     def _late_partition_rows(self, head: OpenHead, produced: Produced) -> dict[str, int]:

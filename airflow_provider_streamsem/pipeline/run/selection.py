@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 
 from airflow_provider_streamsem.arguments import integer
@@ -176,6 +176,7 @@ class BlastRadius:
 
     :param counts: the sums of their row counts, by name
     :param partitions: partition that was selected → the versions that have visible rows of it. For intervals: their start
+    :param unknown: the versions that were not selected because they record no partitions, although a partition was selected
     :param refused: version → why it cannot be reprocessed, such as records that the source has deleted
     :param kept: with state: the number of later batches that are not selected. They are not recomputed, although they build on the state after the first
         selected one. ``None`` without state
@@ -186,6 +187,7 @@ class BlastRadius:
     counts: Mapping[str, int]
     sinks: Mapping[str, Replacement]
     partitions: Mapping[str, tuple[int, ...]]
+    unknown: tuple[int, ...]
     refused: Mapping[int, str]
     kept: int | None
     downstream: Mapping[str, int]
@@ -242,9 +244,24 @@ def preview_reprocess(
         counts=counts,
         sinks=sinks,
         partitions=dict(sorted(partitions.items())),
+        unknown=_without_partitions(log, head, selection),
         refused=refused,
         kept=None if pipeline.state is None else len({*later} - {*versions}),
         downstream={url: _reading(url, record.pipeline_uuid, commits) for url in downstream},
+    )
+
+
+def _without_partitions(log: CommitLog, head: Head, selection: Selection) -> tuple[int, ...]:
+    """Return the versions with rows that a selection by partitions cannot select, because they were committed without `partitions`."""
+    if selection.partitions is None:
+        return ()
+    others = _selected(log, head, replace(selection, partitions=None, versions=selection.versions or ((0, N),)))
+    return tuple(
+        plan.version
+        for plan, outcome in others
+        if not isinstance(plan.work, Interval)
+        and not outcome.time_partitions
+        and any(sink.rows for sink in outcome.sinks.values())
     )
 
 

@@ -199,6 +199,14 @@ class Pipeline:
 
     def _check_gates(self) -> None:
         object.__setattr__(self, "gates", gates(f"pipeline {self.name}:", self.gates))
+        changing = [name for name, sink in self.sinks.items() if sink.changes is not None]
+        repeated = [name for name in changing if any(gate.unique and gate.applies_to(name) for gate in self.gates)]
+        if repeated:
+            raise InvalidError(
+                "a batch may have several changes of one key, so `unique` of a gate does not apply to a sink with `changes`",
+                sinks=repeated,
+                accepted="a gate with sink=",
+            )
         unknown = sorted({gate.sink for gate in self.gates if gate.sink is not None} - {*self.sinks})
         if unknown:
             raise InvalidError(

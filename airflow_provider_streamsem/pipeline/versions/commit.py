@@ -11,7 +11,13 @@ from typing import Any
 from airflow_provider_streamsem import telemetry
 from airflow_provider_streamsem.commitlog.log import CommitLog
 from airflow_provider_streamsem.connectors.files import layers
-from airflow_provider_streamsem.errors import HeldVersionError, OpenVersionError, StoreRefusedError, UnavailableError
+from airflow_provider_streamsem.errors import (
+    HeldByGateError,
+    HeldVersionError,
+    OpenVersionError,
+    StoreRefusedError,
+    UnavailableError,
+)
 from airflow_provider_streamsem.pipeline.spec.binding import BoundPipeline
 from airflow_provider_streamsem.pipeline.spec.pipeline import Pipeline
 from airflow_provider_streamsem.pipeline.versions import report
@@ -218,6 +224,9 @@ def settle(
     log, plan = bound.log, head.plan
     if plan.work.is_held:
         raise HeldVersionError(f"the open version is held; no {work} was planned", version=plan.version)
+    if plan.work.has_rows and any(attempt.is_held for attempt in log.find_staged(head)):
+        summary = f"gates hold the open version until a user commits or aborts it; no {work} was planned"
+        raise HeldByGateError(summary, version=plan.version)
     proposed = None if plan.work.stages and not closes_staged else outcome_without_records(bound, head)
     if proposed is None and abort_reason is not None:
         logger.warning("version %d is closed as an abort: %s", plan.version, abort_reason)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 
 from airflow_provider_streamsem.commitlog.log import CommitLog
+from airflow_provider_streamsem.partitions import Partitions
 from airflow_provider_streamsem.pipeline.spec.binding import BoundPipeline
 from airflow_provider_streamsem.pipeline.versions.announcement import (
     LISTED,
@@ -123,19 +124,19 @@ def run_result(
         outcome=keys.outcome(last),
         versions=versions,
         completed=completed,
-        complete_partitions=_complete_partitions(bound, range(*versions)),
+        complete_partitions=complete_partitions(bound.log, bound.pipeline.partitions, range(*versions)),
     )
 
 
-def _complete_partitions(bound: BoundPipeline, versions: range) -> tuple[str, ...]:
+def complete_partitions(log: CommitLog, partitions: Partitions | None, versions: range) -> tuple[str, ...]:
     """Return the starts of the partitions that became complete in some consecutive versions. After a rollback, partitions become complete again."""
-    log, partitions = bound.log, bound.pipeline.partitions
     newest = log.closed_outcome(versions[-1]) if partitions is not None and versions else None
     if partitions is None or newest is None or newest.complete is None:
         return ()
     last_before = max(versions[0] - 1, newest.newest.get(Rollback.kind, -1))
     before = None if last_before < 0 else log.closed_outcome(last_before).complete
-    written = (key for version in versions for key in log.closed_outcome(version).time_partitions)
+    # Read only if very many partitions became complete at once. A partition may have got its rows long before.
+    written = (key for version in range(versions[-1] + 1) for key in log.closed_outcome(version).time_partitions)
     found = partitions.completed(
         newest.complete, before_ms=None if before is None else before.until_ms, written=written
     )
@@ -162,7 +163,7 @@ def empty_result(bound: BoundPipeline, head: Head, run_key: str, *, announces: b
         outcome=keys.outcome(last) if completed else "",
         versions=versions,
         completed=completed,
-        complete_partitions=_complete_partitions(bound, range(*versions)),
+        complete_partitions=complete_partitions(bound.log, bound.pipeline.partitions, range(*versions)),
     )
 
 

@@ -21,6 +21,8 @@ from airflow_provider_streamsem.errors import (
     SourceChangedError,
 )
 from airflow_provider_streamsem.limits import Limits
+from airflow_provider_streamsem.pipeline.run.interval import run_interval
+from airflow_provider_streamsem.pipeline.run.plan_interval import TimeInterval
 from airflow_provider_streamsem.pipeline.run.run import run_batch
 from airflow_provider_streamsem.pipeline.spec import pipeline as spec
 from airflow_provider_streamsem.protocol.codec import canonical, plain
@@ -224,6 +226,42 @@ class SourceContract:
         read = [id for planned in progress.slices(Limits()) for id in _read(system, streamsem_spark, planned.pins)]
         assert {3, 4, 5} <= {*read}
         assert len(read) == len({*read})
+
+    def test_intervals_in_any_order_read_every_record_once(
+        self, system: SourceSystem, streamsem_spark: SparkSession, tmp_path: Path
+    ) -> None:
+        system.add(range(3))
+        progress = _Progress(system)
+        try:
+            system.source.offsets_for_time_in(progress.log, 0)
+        except InvalidError:  # this source has no times
+            return
+        if not system.source.reads_intervals:
+            return
+        assert [*progress.slices(Limits())]
+        system.add(range(3, 6))
+        progress.planner.poll(progress.hint)
+        middle_ms = progress.planner.minimum_clock(progress.offsets)
+        assert middle_ms is not None
+        system.clock.sleep(0.01)
+        end_ms = system.clock.now_ms()
+        pipeline = spec.Pipeline(
+            name="conformance",
+            log=str(tmp_path / "log"),
+            source=system.source,
+            sinks={"out": FilesSink(path=str(tmp_path / "out"), format="parquet")},
+            intervals=True,
+        )
+        log = CommitLog(open_store(pipeline.log), system.clock)
+        for request, (first_ms, last_ms) in {
+            "late": (middle_ms, end_ms),
+            "early": (0, middle_ms),
+            "again": (0, middle_ms),
+        }.items():
+            run_interval(pipeline, TimeInterval(first_ms, last_ms), request=request, log=log)
+        files = [file.path for file in open_log(log).files()]
+        rows = streamsem_spark.read.parquet(*files).selectExpr(system.column).collect()
+        assert sorted(int(row[0]) for row in rows) == list(range(6))
 
     def test_secrets_are_in_no_stored_value(self, system: SourceSystem) -> None:
         system.add(range(3))
