@@ -14,7 +14,7 @@ from airflow_provider_streamsem.errors import LogDamagedError
 from airflow_provider_streamsem.protocol import invariants
 from airflow_provider_streamsem.protocol.entries import ReadInterval
 from airflow_provider_streamsem.protocol.kinds.batch import Batch
-from airflow_provider_streamsem.protocol.kinds.interval import Interval, Limits
+from airflow_provider_streamsem.protocol.kinds.interval import Interval, Limits, text_of
 from airflow_provider_streamsem.protocol.kinds.rollback import Rollback
 from airflow_provider_streamsem.protocol.offsets import Ranges
 from tests.protocol import samples
@@ -125,3 +125,12 @@ def test_I28_outcome_with_other_intervals_than_its_versions_is_refused() -> None
 )
 def test_I28_plan_between_its_neighbors_is_valid(work: Interval, ranges: Ranges) -> None:
     work.check_plan(samples.plan(1, work=work, ranges=ranges), before=BEFORE, next={})
+
+
+def test_time_that_has_no_text_is_shown_in_milliseconds() -> None:
+    assert text_of(1_001) == "1970-01-01T00:00:01.001+00:00"
+    assert text_of(10**18) == f"{10**18} ms"
+
+
+def test_interval_of_a_plan_is_described() -> None:
+    assert interval(0, 3_600_000, {}).describe() == "interval 1970-01-01T00:00:00+00:00/1970-01-01T01:00:00+00:00"
