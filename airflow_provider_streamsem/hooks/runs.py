@@ -46,7 +46,7 @@ def interval_of_run(interval: str, context: Any) -> TimeInterval:
             start=str(start),
             end=str(end),
         ).advising(
-            'schedule the DAG with CronDataIntervalTimetable("0 * * * *", timezone="UTC"). A cron text has empty data intervals, unless the option '
-            "[scheduler] create_cron_data_intervals is set. Runs that assets start have none."
+            'schedule the DAG with CronDataIntervalTimetable("0 * * * *", timezone="UTC"). A cron expression gives empty data intervals, unless the '
+            "option [scheduler] create_cron_data_intervals is set. Asset-triggered runs have no data interval."
         )
     return TimeInterval(time_ms("data_interval_start", start), time_ms("data_interval_end", end))

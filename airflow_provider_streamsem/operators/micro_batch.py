@@ -33,8 +33,9 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
     """
     Run one micro-batch of a pipeline. With ``drain``, run batches up to the end offsets that the source has when the run starts.
 
-    A retry resumes the run. If a completed task is cleared, its next try returns the committed result and starts no Spark session. A run that found nothing
-    new planned nothing, so the next try of that task may process records that arrived later.
+    A retry resumes the run. If a completed task is cleared, its next try returns the committed result and starts no Spark session. With ``interval``, or with
+    ``rerun="reprocess"``, it reprocesses the rows instead. A run that found nothing new planned nothing, so the
+    next try of that task may process records that arrived later.
 
     The pipeline's log records which offsets each version read. Airflow stores no offsets: XCom and asset events only report them.
 
@@ -219,7 +220,11 @@ class MicroBatchOperator(HasPipeline, HasEngine, Observed, BaseOperator):  # typ
         return result
 
     def _run(self, pipeline: Pipeline, context: Any) -> RunResult:
-        """The retries after one clear repeat one request, so they reprocess no version twice. Another clear is a new request."""
+        """
+        Run a batch, or read an interval; after a clear, reprocess what the run has committed.
+
+        The retries after one clear repeat one request, so they reprocess no version twice. Another clear is a new request.
+        """
         key, cleared = run_key(context["ti"]), last_clear_id(context["ti"], self.retries)
         arguments: dict[str, Any] = {"engine": self.engine(), "alter_from": self.alter_from}
         request = f"clear-{cleared}"

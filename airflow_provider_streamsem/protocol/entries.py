@@ -247,7 +247,7 @@ class Kind:
     is_announced: ClassVar[bool] = True
     """Whether the result of a run announces the commit, because it may change which rows are visible. Readers show only such a commit as rolled back."""
     is_planned_again: ClassVar[bool] = False
-    """Whether the run of a commit that a rollback has removed plans it again (W51). Otherwise the run stays complete."""
+    """Whether the run of a commit that a rollback has removed plans it again (W53). Otherwise the run stays complete."""
     uses_spec: ClassVar[bool] = False
     """Whether the version is processed with the spec in its plan."""
     chains: ClassVar[tuple[str, ...]] = ()

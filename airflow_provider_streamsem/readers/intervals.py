@@ -33,7 +33,7 @@ def interval_states(
     opened: CommittedLog, *, since: str | None = None, until: str | None = None, versions: int = 10_000
 ) -> list[IntervalState]:
     """
-    Return the intervals that were read, and the gaps between them, in ascending order.
+    Return the intervals that were read, and the unread time between them, in ascending order.
 
     :param since: the start of the first interval, inclusive; a prefix names all that begin with it, such as ``2026-01``
     :param until: the start of the last interval, inclusive; as for ``since``

@@ -126,7 +126,7 @@ def test_gap_of_an_interval_is_not_read_again(fixture: IntervalFixture) -> None:
 @pytest.mark.parametrize(("start", "end"), [(0, 1), (1, 3), (3, 5), (0, 6), (2, 3)])
 def test_interval_that_overlaps_another_one_is_refused(fixture: IntervalFixture, start: int, end: int) -> None:
     fixture.read(0, 4)
-    with pytest.raises(InvalidError, match="the interval overlaps time that other intervals of this log have read"):
+    with pytest.raises(InvalidError, match="the interval overlaps intervals that were read"):
         fixture.read(start, end)
     assert fixture.log().newest_head().closed == 0
 
@@ -165,7 +165,7 @@ def test_batches_and_intervals_are_not_mixed(fixture: IntervalFixture) -> None:
     fixture.read(0, 2)
     with pytest.raises(ConflictError, match="immutable fields"):
         fixture.run("batch", pipeline=fixture.pipeline(intervals=False))
-    with pytest.raises(InvalidError, match="this pipeline reads no intervals"):
+    with pytest.raises(InvalidError, match="this pipeline has no intervals"):
         fixture.read(2, 4, pipeline=fixture.pipeline(intervals=False))
     with pytest.raises(InvalidError, match="requires an interval"):
         fixture.run("batch")
@@ -210,6 +210,9 @@ def test_held_interval_blocks_the_others_until_it_is_committed(fixture: Interval
     with pytest.raises(HeldByGateError):
         fixture.read(0, 2, pipeline=spec, patience_s=60)
     commit_held(spec, 0, log=fixture.log())
+    assert fixture.read(2, 4, "cleared", pipeline=spec).version == 0, (
+        "a clear does not replace what a user has committed"
+    )
     fixture.read(0, 2)
     fixture.read(4, 6)
     fixture.check()

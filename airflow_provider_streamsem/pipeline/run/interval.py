@@ -62,8 +62,8 @@ def run_interval(
     choice("rerun", rerun, RERUNS)
     seconds("patience_s", patience_s, least=0)
     if not pipeline.intervals:
-        raise InvalidError("this pipeline reads no intervals; nothing was written", pipeline=pipeline.name).advising(
-            "set intervals=True of the pipeline, or run it without an interval."
+        raise InvalidError("this pipeline has no intervals; nothing was written", pipeline=pipeline.name).advising(
+            "remove the interval from the call. For a new pipeline, set intervals=True; with an existing log, use another name, log and dataset."
         )
     interval = parse_interval(interval) if isinstance(interval, str) else interval
     key = interval.key

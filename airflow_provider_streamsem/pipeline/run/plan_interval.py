@@ -71,7 +71,7 @@ def plan_interval(
     """
     Build the plan of the version that reads an interval. Does not store it.
 
-    :param request: identifies the request. The same request does not replace the rows of the interval
+    :param request: identifies the caller. A repeated call with the same request returns the committed result
     :raises InvalidError: the interval overlaps one that was read. Nothing was written
     :raises UnavailableError: the interval is not over yet
     :raises SourceChangedError: the source no longer has all records of the interval, and ``on_data_loss`` is ``fail``
@@ -91,7 +91,12 @@ def plan_interval(
     part = planner.slice(offsets.starts(bounds), end, Limits(), ready.head.hint, on_data_loss=pipeline.on_data_loss)
     part = part or SourceSlice(ranges={}, pins=(), hint=ready.head.hint, rows=0)  # the interval has no records
     if dict(part.ranges) != ranges or part.corrected:
-        raise InternalError("the source returned other records than those of the interval", interval=str(interval))
+        raise InternalError(
+            "the source planned other offset ranges than those of the interval; nothing was written",
+            interval=str(interval),
+            requested=dict(ranges),
+            returned=dict(part.ranges),
+        )
     work = kinds.Interval(start_ms=interval.start_ms, end_ms=interval.end_ms, bounds=bounds, request=request)
     transform = pipeline.transform_name
     plan = plan_of(log, ready.head, work, run_key=interval.key, j=ready.j, spec=bound.spec, transform=transform)
@@ -113,12 +118,12 @@ def _refuse_overlap(interval: TimeInterval, overlapping: Sequence[ReadInterval])
     if overlapping:
         read = [str(TimeInterval(each.start_ms, each.end_ms)) for each in overlapping]
         raise InvalidError(
-            "the interval overlaps time that other intervals of this log have read, so records would be written twice; nothing was written",
+            "the interval overlaps intervals that were read, so records would be written twice; nothing was written",
             interval=str(interval),
             read=read,
         ).advising(
-            "run the intervals as they were before. If the schedule has changed, let the new one begin where `read` ends, or give the pipeline a new log and "
-            "new datasets."
+            "if the schedule has changed, set start_date of the DAG with the new schedule to the end of the last interval in `read`, or use a pipeline with "
+            "another name, log and dataset."
         )
 
 
@@ -142,7 +147,7 @@ def _bounds(
 
 
 def _refuse_deleted(bound: BoundPipeline, interval: TimeInterval, at_start: Offsets, oldest: Offsets) -> None:
-    """The records before the oldest one may have been records of the interval."""
+    """Refuse the interval if the source may have deleted records of it."""
     lost: dict[str, int] = {}
     for name, part in bound.pipeline.source.parts.items():
         prefix = f"{name}/" if name else ""
@@ -150,10 +155,10 @@ def _refuse_deleted(bound: BoundPipeline, interval: TimeInterval, at_start: Offs
         lost |= {p: at for p, at in own.items() if part.lowest_offset < at == oldest.get(p)}
     if lost:
         raise SourceChangedError(
-            "the oldest record that the source has is in or after the interval, so it may have deleted records of the interval; nothing was written",
+            "the oldest record of the source is not before the start of the interval, so it may have deleted records of the interval; nothing was written",
             interval=str(interval),
             oldest=lost,
-        ).advising('to read what the source still has, set on_data_loss="record_gap" of the pipeline.')
+        ).advising('to read the remaining records, set on_data_loss="record_gap" of the pipeline.')
 
 
 def replanned_pins(bound: BoundPipeline, planner: Planner, replaced: Plan) -> Json:
@@ -166,5 +171,9 @@ def replanned_pins(bound: BoundPipeline, planner: Planner, replaced: Plan) -> Js
     hint = bound.head.hint
     part = planner.slice(offsets.starts(replaced.ranges), end, Limits(), hint, on_data_loss="fail")
     if part is None or dict(part.ranges) != dict(replaced.ranges):
-        raise InternalError("the source returned other records than those of the interval", version=replaced.version)
+        raise InternalError(
+            "the source planned other offset ranges than those of the interval; nothing was written",
+            version=replaced.version,
+            requested=dict(replaced.ranges),
+        )
     return plain(part.pins, sparse=True)

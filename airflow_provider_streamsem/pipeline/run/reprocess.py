@@ -163,9 +163,13 @@ def reprocess_versions(
     """
     refuse_sinks(pipeline)
     run_key = result.run_key
-    versions_of_run = _visible_batches(opened_log, run_key, opened_log.newest_head())
+    visible = _visible_batches(opened_log, run_key, opened_log.newest_head())
+    reviewed = [version for version in visible if _was_reviewed(opened_log, version)]
+    if reviewed:
+        logger.info("versions %s are not reprocessed: a user has committed rows that gates held", reviewed)
+    versions_of_run = [version for version in visible if version not in reviewed]
     logger.info("%s", report.reprocessing(versions_of_run))
-    if not versions_of_run:  # all versions of the run were rolled back
+    if not versions_of_run:  # all versions of the run were rolled back, or committed by a user
         return result
     counts: dict[str, int] = {}
     last = result
@@ -251,6 +255,12 @@ def reprocess_selection(
         complete_partitions=complete_partitions(log, pipeline.partitions, range(*announced)),
         completed=merge_completed(each.completed for each in results),
     )
+
+
+def _was_reviewed(log: CommitLog, version: int) -> bool:
+    """Return whether a user has committed the rows of a version although gates held them (W49)."""
+    current = log.find_current(version, log.newest_head())
+    return current is not None and any(gate.holds for gate in log.closed_outcome(current).failed_gates)
 
 
 def _visible_batches(log: CommitLog, run_key: str, head: Head) -> list[int]:

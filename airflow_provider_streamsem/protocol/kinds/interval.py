@@ -21,7 +21,7 @@ class Interval(Kind):
     :param start_ms: the start of the interval, inclusive, in milliseconds since the epoch
     :param end_ms: its end, exclusive
     :param bounds: partition → the offsets at the start and at the end, those of partitions without records included
-    :param request: the request that planned the version. The same request does not replace the rows of the interval
+    :param request: identifies the caller that planned the version. A repeated call with the same request returns the committed result
     """
 
     kind = "interval"
@@ -67,7 +67,7 @@ class Interval(Kind):
         for partition, (first, last) in self.bounds.items():
             if not limits.permits(partition, first, last):
                 raise self.damaged(
-                    "the offsets of an interval overlap those of its neighbors, or leave a gap",
+                    "the offsets of an interval overlap those of another one, or leave offsets between two adjacent intervals unread",
                     plan.version,
                     partition=partition,
                     range=(first, last),
@@ -95,9 +95,9 @@ class Limits:
 
     :param lowest: partition → the offset at which the newest earlier interval that has the partition ends
     :param highest: partition → the offset at which the oldest later interval that has the partition starts
-    :param follows: whether an interval ends where this one starts. Its offsets then begin at ``lowest``
-    :param ends: partition → the offset at which an interval starts that starts where this one ends. Its offsets then end there. A partition that this interval
-        does not have was created after it was read. The next interval after it then continues where this one ends
+    :param follows: whether an adjacent interval ends where the planned one starts. The planned offsets then begin at ``lowest``
+    :param ends: partition → the start offset of the adjacent later interval. The planned offsets end there. A partition that is missing here was created after
+        the later interval was read, and is not limited by it
     """
 
     lowest: Offsets
@@ -147,7 +147,7 @@ class Limits:
 
 
 def _join(left: ReadInterval, right: ReadInterval) -> ReadInterval:
-    """A partition that only one of the two has was unknown when the other one was read."""
+    """Return two adjacent intervals as one. A partition that only one of them has was unknown when the other one was read."""
     bounds = {
         partition: (
             left.bounds.get(partition, right.bounds.get(partition, (0, 0)))[0],
