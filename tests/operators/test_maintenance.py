@@ -344,7 +344,7 @@ def test_operator_has_the_arguments_and_defaults_of_its_verb(operator: type) -> 
     verb = next(each for each in VERBS if each.name == operator.__name__.removesuffix("Operator").lower())
     given = {name: each.default for name, each in inspect.signature(operator).parameters.items()}
     shared = {each.name: each.default for each in verb.parameters if each.name in given and not each.required}
-    own = {"pipeline", "version", "where", "patience", "partition_key", "spark_master", "kwargs"}
+    own = {"pipeline", "version", "partition", "where", "patience", "partition_key", "spark_master", "kwargs"}
     assert {*given} - own <= {*shared}
     assert {name: given[name] or None for name in shared} == shared
 
