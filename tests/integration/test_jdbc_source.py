@@ -473,7 +473,7 @@ def test_row_that_changes_after_its_plan_fails_the_check(table: Table, change: s
 
 
 def test_changed_row_is_read_again_where_changes_are_followed(table: Table, no_margin: None) -> None:
-    table.create("at timestamptz NOT NULL DEFAULT now(), v bigint", cursor="at", changes="follow")
+    table.create("at timestamptz NOT NULL DEFAULT now(), v bigint", cursor="at", changes="follow", wait_s=10)
     table.add(range(4))
     reader = Reader(table)
     assert reader.read() == [0, 1, 2, 3]
